@@ -1,0 +1,43 @@
+"""The door between callers' arrays and ours: numpy or torch in, float tensors inside, the same kind out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actionpiece.errors import ActionPieceError
+
+
+def to_tensor(values: Any, *, dtype: torch.dtype | None = None, what: str = "actions") -> Tensor:
+    """A finite floating-point tensor of `values` (numpy, torch or nested lists); NaN and infinity are an error."""
+    if not isinstance(values, Tensor):
+        try:
+            array = np.ascontiguousarray(values)
+        except ValueError as error:
+            raise ActionPieceError(f"{what} must be one rectangular array: {error}") from None
+        if array.dtype.kind not in "fiub":
+            raise ActionPieceError(f"{what} must be numbers, not {array.dtype}")
+        values = torch.from_numpy(array.copy() if not array.flags.writeable else array)
+    if not values.is_floating_point():
+        values = values.to(torch.float64 if dtype is None else dtype)
+    if dtype is not None:
+        values = values.to(dtype)
+    if not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).sum())
+        raise ActionPieceError(f"{what} hold {bad} values that are not finite (NaN or infinity)")
+    return values
+
+
+def chunks_tensor(values: Any, dim: int, *, dtype: torch.dtype | None = None, what: str = "chunks") -> Tensor:
+    """Action chunks (N, H, D) as a finite tensor with D checked."""
+    tensor = to_tensor(values, dtype=dtype, what=what)
+    if tensor.ndim != 3:
+        raise ActionPieceError(f"{what} must have shape (chunks, steps, {dim}), not {tuple(tensor.shape)}")
+    if tensor.shape[-1] != dim:
+        raise ActionPieceError(f"{what} have {tensor.shape[-1]} columns, but the action space has {dim}")
+    if tensor.shape[0] == 0 or tensor.shape[1] == 0:
+        raise ActionPieceError(f"{what} are empty: shape {tuple(tensor.shape)}")
+    return tensor

@@ -1,0 +1,23 @@
+"""The errors a user can cause. Each carries one clear sentence; the CLI prints it and exits with 2."""
+
+from __future__ import annotations
+
+
+class ActionPieceError(ValueError):
+    """Something the caller gave cannot be used: a file, a shape, a name, a setting."""
+
+
+class DecodeError(ActionPieceError):
+    """A token sequence does not stand for any action chunk.
+
+    `items` are the positions in the batch of the sequences that could not be decoded.
+    """
+
+    def __init__(self, message: str, items: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.items = items
+
+
+def missing_extra(package: str, extra: str) -> ActionPieceError:
+    """The error for an optional dependency that is not installed."""
+    return ActionPieceError(f"{package} is not installed: pip install 'actionpiece[{extra}]'")

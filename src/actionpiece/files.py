@@ -1,0 +1,82 @@
+"""Files that are either whole or not there: written aside, then renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actionpiece.errors import ActionPieceError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it onto `path` if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    aside = Path(name)
+    aside.chmod(0o644)  # mkstemp makes 0600, which would outlive the rename
+    try:
+        yield aside
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing_folder(path: Path, marker: str) -> Iterator[Path]:
+    """Yield a temporary folder; put it in place of `path` if the block succeeds.
+
+    A folder is only ever replaced when it is empty or holds `marker`, the file that says it is one of ours:
+    a mistyped `--out` must not cost anybody their data.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_dir():
+        raise ActionPieceError(f"{path} is a file; a folder is to be written there")
+    if path.is_dir() and any(path.iterdir()) and not (path / marker).exists():
+        raise ActionPieceError(f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder")
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+    aside.chmod(0o755)
+    try:
+        yield aside
+        # A folder cannot be swapped in one step everywhere, so the old one steps aside first.
+        old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+        if path.is_dir():
+            os.replace(path, old)
+        os.replace(aside, path)
+        shutil.rmtree(old)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    with writing(path) as aside:
+        aside.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; an unreadable one is an error that names it."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ActionPieceError(f"{path} does not exist") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ActionPieceError(f"{path} is not readable JSON: {error}") from None
+
+
+def sha256_of(paths: list[Path]) -> str:
+    """One hash over the contents of several files, in the order given."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as handle:
+            while block := handle.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

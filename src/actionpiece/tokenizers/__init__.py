@@ -1,0 +1,37 @@
+"""The tokenizers, by name. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.tokenizers.base import ActionTokenizer, FixedLengthTokenizer
+from actionpiece.tokenizers.saving import build_config, find_folder, read_description
+
+#: name -> (module, class, one line for people)
+KINDS: dict[str, tuple[str, str, str]] = {
+    "binning": ("binning", "BinningTokenizer", "one uniform bin per value (RT-2, OpenVLA)"),
+    "fast": ("fast", "FastTokenizer", "cosine transform, rounding, byte-pair encoding (FAST)"),
+    "spline": ("spline", "SplineTokenizer", "B-spline coefficients in uniform bins (BEAST)"),
+    "pq": ("pq", "PQTokenizer", "rotated product quantiser: PCA, balanced groups, k-means codebooks"),
+}
+
+
+def tokenizer_class(name: str) -> type[ActionTokenizer]:
+    """The class of a tokenizer by its name."""
+    if name not in KINDS:
+        raise ActionPieceError(f"there is no tokenizer '{name}'; there are {', '.join(KINDS)}")
+    module, attribute, _ = KINDS[name]
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    assert isinstance(found, type) and issubclass(found, ActionTokenizer)
+    return found
+
+
+def load(path: str | Path) -> ActionTokenizer:
+    """The tokenizer saved in a folder (or a hub repository), of whatever kind it is."""
+    folder = find_folder(path)
+    return tokenizer_class(read_description(folder)["kind"]).from_pretrained(folder)
+
+
+__all__ = ["KINDS", "ActionTokenizer", "FixedLengthTokenizer", "build_config", "load", "tokenizer_class"]

@@ -1,0 +1,171 @@
+"""A tokenizer's folder: `config.json` (what it is) and `model.safetensors` (what it learned). Never a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor
+
+from actionpiece.distance import PhysicalDistance
+from actionpiece.errors import ActionPieceError
+from actionpiece.files import read_json, writing_folder
+from actionpiece.normalize import Normalizer
+from actionpiece.space import ActionSpace
+
+FORMAT_VERSION = 1
+CONFIG, TENSORS = "config.json", "model.safetensors"
+
+
+def build_config(config_class: type, values: Any, what: str) -> Any:
+    """A frozen configuration from plain data; unknown fields and wrong types are an error."""
+    if not isinstance(values, dict):
+        raise ActionPieceError(f"{what} must be a set of named values")
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    for name in values:
+        if name not in fields:
+            raise ActionPieceError(f"{what} has no setting '{name}'; it has {', '.join(fields) or 'none'}")
+    try:
+        return config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except TypeError as error:
+        raise ActionPieceError(f"{what} does not fit: {error}") from None
+
+
+class SavedFolder:
+    """Saving, loading and naming of tokenizers; mixed into `ActionTokenizer`."""
+
+    kind: ClassVar[str]
+    config_class: ClassVar[type]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What is written to model.safetensors."""
+        return self.state_dict()  # type: ignore[attr-defined,no-any-return]
+
+    def _load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `_tensors`; a missing, unknown or misshapen tensor is an error."""
+        expected = self._tensors()
+        for name in expected.keys() | tensors.keys():
+            if name not in tensors or name not in expected:
+                raise ActionPieceError(f"{TENSORS} {'lacks' if name not in tensors else 'has an unknown'} tensor '{name}'")
+            if tensors[name].shape != expected[name].shape:
+                got, want = tuple(tensors[name].shape), tuple(expected[name].shape)
+                raise ActionPieceError(f"{TENSORS}: tensor '{name}' has shape {got}, not {want}")
+        self.load_state_dict({k: v.to(expected[k].dtype) for k, v in tensors.items()})  # type: ignore[attr-defined]
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "horizon": self.horizon,  # type: ignore[attr-defined]
+            "config": dataclasses.asdict(self.config),  # type: ignore[attr-defined]
+            "space": self.space.to_dict(),  # type: ignore[attr-defined]
+            "normalizer": self.normalizer.to_dict(),  # type: ignore[attr-defined]
+            "physical_scales": self.distance.to_dict(),  # type: ignore[attr-defined]
+        }
+
+    def _contiguous(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
+
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what this tokenizer encodes and decodes."""
+        digest = hashlib.sha256(json.dumps(self._description(), sort_keys=True).encode())
+        digest.update(save(self._contiguous()))
+        return digest.hexdigest()
+
+    def save_pretrained(self, path: str | Path) -> Path:
+        """Write the tokenizer to a folder, whole or not at all; returns the folder."""
+        from actionpiece import __version__
+
+        folder = Path(path)
+        head = {"format_version": FORMAT_VERSION, "actionpiece_version": __version__}
+        rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}  # type: ignore[attr-defined]
+        with writing_folder(folder, marker=CONFIG) as aside:
+            save_file(self._contiguous(), aside / TENSORS)
+            (aside / CONFIG).write_text(json.dumps({**head, **self._description(), **rest}, indent=1) + "\n")
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Read a tokenizer from a folder, or from the Hugging Face hub by its repository name."""
+        folder = find_folder(path)
+        description = read_description(folder)
+        if description["kind"] != cls.kind:
+            raise ActionPieceError(f"{folder} holds a '{description['kind']}' tokenizer, not '{cls.kind}'")
+        try:
+            space = ActionSpace.from_dict(description["space"])
+            tokenizer = cls(
+                build_config(cls.config_class, description["config"], f"{folder / CONFIG}: config"),
+                space=space,  # type: ignore[call-arg]
+                normalizer=Normalizer.from_dict(description["normalizer"]),  # type: ignore[call-arg]
+                distance=PhysicalDistance.from_dict(space, description["physical_scales"]),  # type: ignore[call-arg]
+                horizon=description["horizon"],  # type: ignore[call-arg]
+            )
+        except (KeyError, TypeError) as error:
+            raise ActionPieceError(f"{folder / CONFIG} is missing or misuses {error}") from None
+        tokenizer._load_tensors(read_tensors(folder / TENSORS))
+        tokenizer.provenance = description.get("provenance", {})  # type: ignore[attr-defined]
+        return tokenizer
+
+    def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
+        """Upload the folder to the Hugging Face hub (a model repository, private unless said otherwise)."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(Path(folder) / "tokenizer")
+            answer = api.upload_folder(repo_id=repo_id, folder_path=Path(folder) / "tokenizer")
+        return str(answer)
+
+
+def find_folder(path: str | Path) -> Path:
+    """The local folder of a tokenizer; a name that is no local path is looked up on the Hugging Face hub."""
+    folder = Path(path)
+    if folder.exists():
+        return folder
+    name = str(path)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ActionPieceError(f"there is no tokenizer at {path}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ActionPieceError(f"there is no folder {path}, and the hub did not give one: {reason}") from None
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The checked contents of a tokenizer folder's config.json."""
+    if not (folder / CONFIG).is_file():
+        raise ActionPieceError(f"{folder} is not a tokenizer folder: it has no {CONFIG}")
+    description = read_json(folder / CONFIG)
+    if not isinstance(description, dict) or "kind" not in description or "format_version" not in description:
+        raise ActionPieceError(f"{folder / CONFIG} was not written by actionpiece: it has no kind and format_version")
+    if description["format_version"] != FORMAT_VERSION:
+        raise ActionPieceError(
+            f"{folder / CONFIG} has format version {description['format_version']}; this actionpiece reads {FORMAT_VERSION}"
+        )
+    return description
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; a missing, foreign or truncated one is an error that names it."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise ActionPieceError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ActionPieceError(f"{path} is not a whole safetensors file: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ActionPieceError(f"{path}: tensor '{name}' holds values that are not finite")
+    return tensors
