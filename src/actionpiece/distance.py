@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from actionpiece.space import ActionSpace, Group
 _FORM_RATES = {"axis_angle": 1.0, "euler": 1.0, "quaternion": 2.0, "rotation_6d": math.sqrt(3 / 4), "matrix": math.sqrt(1 / 2)}
 
 
-class Features(NamedTuple):
+@dataclass(frozen=True)
+class Features:
     """Chunks prepared for distances.
 
     flat: (N, H * E), every Euclidean column over its scale and root weight, so that squared differences add up.
@@ -34,7 +35,7 @@ class Features(NamedTuple):
     flat: Tensor
     turns: Tensor
 
-    def __getitem__(self, index: Any) -> Features:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> Features:
         return Features(self.flat[index], self.turns[index])
 
     def __len__(self) -> int:

@@ -130,7 +130,7 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         if not normalized:
             batch = self.normalizer.normalize(batch.to(torch.float64))
         with torch.no_grad():
-            blocks = [self._encode(block) for block in batch.float().split(_BLOCK)] if len(batch) else []
+            blocks = self._encode_all(batch.float()) if len(batch) else []
         return self._pack_ids(blocks, single=x.ndim == 2, device=device, as_torch=is_torch)
 
     def decode(self, ids: Any, *, prefix: bool = False, errors: Errors = "raise", normalized: bool = False) -> Any:
@@ -175,6 +175,10 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
     @abc.abstractmethod
     def _encode(self, x: Tensor) -> Any:
         """Ids of normalised chunks (B, H, D)."""
+
+    def _encode_all(self, x: Tensor) -> list[Any]:
+        """What `_encode` says of each block of a large batch."""
+        return [self._encode(block) for block in x.split(_BLOCK)]
 
     @abc.abstractmethod
     def _pack_ids(self, blocks: list[Any], *, single: bool, device: torch.device, as_torch: bool) -> Any:
@@ -230,14 +234,22 @@ class FixedLengthTokenizer(ActionTokenizer):
         if not 1 <= length <= full:
             good[:] = False
         for item in torch.nonzero(~good).flatten().tolist():
-            reasons[item] = f"it has {int(lengths[item])} tokens, not {full if not prefix else f'1 to {full}, all alike'}"
-        ids = flat[torch.repeat_interleave(good, lengths)].reshape(-1, length) if bool(good.any()) else flat.new_empty(0, full)
+            reasons[item] = (
+                f"it has {int(lengths[item])} tokens, not {full if not prefix else f'1 to {full}, all alike'}"
+            )
+        ids = (
+            flat[torch.repeat_interleave(good, lengths)].reshape(-1, length)
+            if bool(good.any())
+            else flat.new_empty(0, full)
+        )
         rows = torch.nonzero(good).flatten()
         low, high = self._bounds(ids.shape[1])
         wrong = (ids < low) | (ids >= high)
         for at in torch.nonzero(wrong.any(1)).flatten().tolist():
             position = int(wrong[at].nonzero()[0])
-            reasons[int(rows[at])] = f"id {int(ids[at, position])} at position {position} is not in {self.vocab_at(position)}"
+            reasons[int(rows[at])] = (
+                f"id {int(ids[at, position])} at position {position} is not in {self.vocab_at(position)}"
+            )
         keep = ~wrong.any(1)
         ids, rows = ids[keep].to(self.device), rows[keep].to(self.device)
         for part, where in zip(ids.split(_BLOCK), rows.split(_BLOCK), strict=True):
@@ -250,13 +262,55 @@ class FixedLengthTokenizer(ActionTokenizer):
         return torch.tensor([r.start for r in ranges]), torch.tensor([r.stop for r in ranges])
 
 
+class VariableLengthTokenizer(ActionTokenizer):
+    """A tokenizer whose chunks take different numbers of tokens: not every sequence decodes."""
+
+    @abc.abstractmethod
+    def _encode(self, x: Tensor, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of normalised chunks (B, H, D) laid end to end, and how many each chunk has: int64 (sum,) and (B,).
+
+        first: the number of the first of these chunks in the caller's batch, for errors that name one.
+        """
+
+    @property
+    def tokens_per_chunk(self) -> None:
+        return None
+
+    def vocab_at(self, position: int) -> range:
+        if position < 0:
+            raise ActionPieceError(f"{self.kind} has positions from 0 on, not {position}")
+        return range(self.vocab_size)
+
+    def bits_per_chunk(self, mean_tokens: float) -> float:
+        return mean_tokens * math.log2(self.vocab_size)
+
+    def _encode_all(self, x: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self._encode(x[first : first + _BLOCK], first) for first in range(0, len(x), _BLOCK)]
+
+    def _pack_ids(
+        self, blocks: list[tuple[np.ndarray, np.ndarray]], *, single: bool, device: torch.device, as_torch: bool
+    ) -> Any:
+        if not blocks:
+            return []
+        flat = np.concatenate([ids for ids, _ in blocks])
+        lengths = np.concatenate([counts for _, counts in blocks])
+        if as_torch:
+            rows: list[Any] = list(torch.from_numpy(flat).to(device).split(lengths.tolist()))
+        else:
+            stops = np.cumsum(lengths).tolist()
+            rows = [flat[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+        return rows[0] if single else rows
+
+
 def _flatten_ids(ids: Any) -> tuple[Tensor, Tensor, bool, Tensor | None]:
     """Ids as (flat int64 on the CPU, lengths, whether it was one sequence, a tensor to copy the kind of, or None)."""
     like = ids if isinstance(ids, Tensor) else None
     if isinstance(ids, (Tensor, np.ndarray)):
         tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.ascontiguousarray(ids))
         if tensor.ndim not in (1, 2) or tensor.is_floating_point() or tensor.dtype == torch.bool:
-            raise ActionPieceError(f"ids must be integers of shape (T,) or (B, T), not {tensor.dtype} {tuple(ids.shape)}")
+            raise ActionPieceError(
+                f"ids must be integers of shape (T,) or (B, T), not {tensor.dtype} {tuple(ids.shape)}"
+            )
         single = tensor.ndim == 1
         rows = tensor[None] if single else tensor
         return rows.flatten().cpu().long(), torch.full((len(rows),), rows.shape[1]), single, like

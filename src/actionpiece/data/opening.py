@@ -1,0 +1,105 @@
+"""`open_demos`: from what a user types to `Demos`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from actionpiece.data.card import Card, read_card
+from actionpiece.data.demos import Demos, Member
+from actionpiece.data.generated import NAME as GENERATED
+from actionpiece.data.generated import GeneratedReader
+from actionpiece.data.npz import NpzReader
+from actionpiece.data.reader import Cache, Reader, natural_key
+from actionpiece.errors import ActionPieceError
+from actionpiece.space import ActionSpace
+
+_SUFFIXES = (".npz", ".hdf5", ".h5")
+_KNOWN = "an .npz, .hdf5 or .h5 file, a LeRobot folder, or a folder of these"
+
+
+def open_demos(
+    *paths: str | os.PathLike[str],
+    space: ActionSpace | str | None = None,
+    action_key: str | None = None,
+    drop_idle: float | None = None,
+) -> Demos:
+    """Open demonstrations: npz, robomimic/LIBERO/ALOHA HDF5, LeRobot v2.1 and v3.0, folders of them, or `generated`.
+
+    Only metadata is read (npz files, which are compressed as a whole, excepted); episodes are read when asked for,
+    and at most about 512 MB of decoded actions stay in memory. A card beside a file (`<stem>.json`) or in a LeRobot
+    folder (`actionpiece.json`) is followed.
+
+    space: the action space, or its name; it overrides the cards'. Without either, everything but `demos.space` works.
+    action_key: the dataset or column that holds the actions, where it is not the format's usual one.
+    drop_idle: leave out steps within this distance of rest, in raw units; needs an action space.
+    """
+    if not paths:
+        raise ActionPieceError(f"no demonstrations were named: give {_KNOWN}, or '{GENERATED}'")
+    cache = Cache()
+    members: list[Member] = []
+    for text in paths:
+        if str(text) == GENERATED:
+            members.append(_generated())
+            continue
+        for path, label in _find(Path(text)):
+            reader, card = _read(path, cache, action_key)
+            members.append(Member.of(reader, card, label))
+    where = [member.where for member in members]
+    if len(set(where)) < len(where):  # the copies would end up on both sides of the split
+        raise ActionPieceError(f"{next(w for w in where if where.count(w) > 1)} was named twice")
+    resolved = ActionSpace.resolve(space) if isinstance(space, str) else space
+    names = [GENERATED if str(text) == GENERATED else _short(Path(text)) for text in paths]
+    return Demos("+".join(dict.fromkeys(names)), members, resolved, drop_idle)
+
+
+def _generated() -> Member:
+    reader = GeneratedReader()
+    return Member.of(reader, Card(space=ActionSpace.preset("libero")), GENERATED)
+
+
+def _short(path: Path) -> str:
+    return path.stem if path.suffix in _SUFFIXES else path.resolve().name
+
+
+def _is_lerobot(folder: Path) -> bool:
+    return (folder / "meta" / "info.json").is_file()
+
+
+def _find(path: Path) -> list[tuple[Path, str]]:
+    """The files and LeRobot folders at `path`, each with a label that holds no machine's path."""
+    if path.is_file():
+        if path.suffix not in _SUFFIXES:
+            raise ActionPieceError(f"{path} is not a known kind of file: give {_KNOWN}")
+        return [(path, path.name)]
+    if not path.is_dir():
+        raise ActionPieceError(f"{path} does not exist")
+    root = path.resolve().name
+    if _is_lerobot(path):
+        return [(path, root)]
+    found: list[Path] = []
+    for folder, folders, files in os.walk(path):
+        if _is_lerobot(Path(folder)):
+            folders.clear()
+            found.append(Path(folder))
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]  # caches and version control
+        found.extend(Path(folder) / name for name in files if Path(name).suffix in _SUFFIXES and name[0] != ".")
+    if not found:
+        raise ActionPieceError(f"{path} holds no demonstrations: no .npz, .hdf5 or .h5 file and no LeRobot folder")
+    found.sort(key=lambda member: natural_key(member.relative_to(path).as_posix()))
+    return [(member, f"{root}/{member.relative_to(path).as_posix()}") for member in found]
+
+
+def _read(path: Path, cache: Cache, action_key: str | None) -> tuple[Reader, Card]:
+    # h5py and pyarrow are imported by the formats that need them: opening an npz should not wait for either.
+    if path.is_dir():
+        from actionpiece.data.lerobot import LeRobotReader
+
+        return LeRobotReader(path, cache, action_key), read_card(path / "actionpiece.json")
+    card = read_card(path.with_suffix(".json"))
+    if path.suffix == ".npz":
+        return NpzReader(path, cache, action_key), card
+    from actionpiece.data.hdf5 import Hdf5Reader
+
+    return Hdf5Reader(path, cache, action_key), card

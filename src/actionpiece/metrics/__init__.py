@@ -1,0 +1,1 @@
+"""What encoding and decoding lost: physical rank consistency, fidelity, codebook use, overlap, corruption, latency."""

@@ -1,0 +1,69 @@
+"""K-means: Lloyd's iterations on a seeded start, in torch, with no empty clusters left behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BLOCK = 1 << 15
+
+
+def nearest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of x (N, d): the nearest centroid (N,) of (K, d), and the squared distance to it."""
+    half = centroids.square().sum(1) / 2
+    index, score = [], []
+    for block in x.split(_BLOCK):
+        # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c, without the N x K differences
+        best = torch.addmm(half, block, centroids.T, alpha=-1).min(1)
+        index.append(best.indices)
+        score.append(2 * best.values + block.square().sum(1))
+    return torch.cat(index), torch.cat(score).clamp_min(0)
+
+
+def kmeans(x: Tensor, k: int, *, iterations: int = 25, generator: torch.Generator, tolerance: float = 1e-4) -> Tensor:
+    """Centroids (K, d) of rows (N, d).
+
+    Starts from k-means++ on a sample, runs Lloyd's iterations on a sample of 64 rows per cluster first (cheap, and
+    most of the way) and on all rows then, until the error falls by less than `tolerance` of itself. Clusters left
+    empty move to the rows that are farthest from their centroid. With fewer distinct rows than clusters, the
+    spare centroids repeat a row.
+    """
+    sample = x[torch.randperm(len(x), generator=generator)[: 64 * k]] if len(x) > 64 * k else x
+    centroids = _plus_plus(sample, k, generator)
+    if len(sample) < len(x):
+        centroids = _lloyd(sample, centroids, iterations, 10 * tolerance)
+    return _lloyd(x, centroids, iterations, tolerance)
+
+
+def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k-means++: each new centroid is drawn with probability proportional to the squared distance so far."""
+    centroids = x[torch.randint(len(x), (1,), generator=generator)]
+    distance = (x - centroids).square().sum(1)
+    chosen = [centroids]
+    for _ in range(k - 1):
+        total = distance.cumsum(0)
+        if total[-1] <= 0:  # every row is a centroid already
+            at = torch.randint(len(x), (1,), generator=generator)
+        else:
+            at = torch.searchsorted(total, torch.rand(1, generator=generator).to(total) * total[-1]).clamp_max(len(x) - 1)
+        chosen.append(x[at])
+        distance = torch.minimum(distance, (x - x[at]).square().sum(1))
+    return torch.cat(chosen)
+
+
+def _lloyd(x: Tensor, centroids: Tensor, iterations: int, tolerance: float) -> Tensor:
+    last = torch.inf
+    for _ in range(iterations):
+        index, distance = nearest(x, centroids)
+        error = float(distance.mean())
+        sums = torch.zeros_like(centroids).index_add_(0, index, x)
+        counts = torch.bincount(index, minlength=len(centroids))
+        centroids = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centroids)
+        empty = torch.nonzero(counts == 0).flatten()
+        if len(empty):
+            far = distance.topk(min(len(empty), len(x))).indices
+            centroids[empty[: len(far)]] = x[far]
+        if last - error <= tolerance * error:
+            break
+        last = error
+    return centroids

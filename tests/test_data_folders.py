@@ -1,0 +1,122 @@
+"""Several files as one: folders, lists of paths, and what must agree between them."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from actionpiece.data import open_demos
+from actionpiece.errors import ActionPieceError
+
+
+def npz(path, lengths, dim=7, card=None, value=0.0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, actions=np.full((sum(lengths), dim), value, np.float32), ep_len=np.array(lengths))
+    if card is not None:
+        path.with_suffix(".json").write_text(json.dumps(card))
+
+
+def aloha(path, length, value=0.0):
+    with h5py.File(path, "w") as file:
+        file["action"] = np.full((length, 7), value, np.float32)
+
+
+def lerobot(root, lengths):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (root / "meta").mkdir(parents=True)
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v2.1", "fps": 20}))
+    with (root / "meta" / "episodes.jsonl").open("w") as handle:
+        for i, n in enumerate(lengths):
+            handle.write(json.dumps({"episode_index": i, "length": n, "tasks": []}) + "\n")
+            table = pa.table({"action": pa.array([[0.0] * 7] * n, pa.list_(pa.float32()))})
+            pq.write_table(table, root / "data" / "chunk-000" / f"episode_{i:06d}.parquet")
+
+
+def test_a_folder_of_any_mix_is_read_in_natural_order(tmp_path):
+    root = tmp_path / "mix"
+    npz(root / "b" / "x.npz", [4, 5])
+    aloha(root / "episode_10.hdf5", 10)
+    aloha(root / "episode_9.hdf5", 9)
+    lerobot(root / "c", [6, 7])
+    npz(root / ".cache" / "old.npz", [1])
+    (root / "README.md").write_text("hello")
+    demos = open_demos(root)
+    assert demos.name == "mix"
+    assert demos.lengths.tolist() == [4, 5, 6, 7, 9, 10]
+    labels = [file["name"] for file in demos.describe()["files"]]
+    assert labels == ["mix/b/x.npz", "mix/c", "mix/episode_9.hdf5", "mix/episode_10.hdf5"]
+    assert demos.episode(4).shape == (9, 7)
+
+
+def test_each_member_keeps_its_own_card_and_the_splits_are_united(tmp_path):
+    for name, clip, seed in (("a", 0.5, 1), ("b", 0.25, 2)):
+        card = {"space": "libero", "clip": [clip] * 7, "split": {"seed": seed, "test": 2, "validation": 1}}
+        npz(tmp_path / f"{name}.npz", [3] * 6, card=card, value=1.0)
+    both = open_demos(tmp_path / "a.npz", tmp_path / "b.npz")
+    split = both.split()
+    first, second = (np.random.default_rng(seed).permutation(6) for seed in (1, 2))
+    assert split.test.tolist() == [*first[:2], *(second[:2] + 6)]
+    assert split.validation.tolist() == [first[2], second[2] + 6]
+    assert both.episode(0).max() == 0.5
+    assert both.episode(6).max() == 0.25
+    assert both.name == "a+b"
+    assert both.describe()["split"]["seeds"] == [1, 2]
+
+
+def test_files_of_one_episode_each_are_split_together(tmp_path):
+    for i in range(10):
+        aloha(tmp_path / f"episode_{i}.hdf5", 5, value=i)
+    npz(tmp_path / "z.npz", [3] * 4, card={"split": {"seed": 0, "test": 1, "validation": 1}})
+    split = open_demos(tmp_path).split()
+    assert split.counts() == {"train": 2 + 8, "validation": 2, "test": 2}
+    assert sorted([*split.train, *split.validation, *split.test]) == list(range(14))
+
+
+def test_members_must_have_the_same_width(tmp_path):
+    npz(tmp_path / "a.npz", [3])
+    npz(tmp_path / "b.npz", [3], dim=6)
+    with pytest.raises(ActionPieceError, match=r"a\.npz has actions of 7 columns and .*b\.npz of 6"):
+        open_demos(tmp_path)
+
+
+def test_members_must_be_in_the_same_space(tmp_path):
+    npz(tmp_path / "a.npz", [3], card={"space": "libero"})
+    npz(tmp_path / "b.npz", [3], card={"space": "bridge"})
+    with pytest.raises(ActionPieceError, match=r"a\.npz is in the action space 'libero' and .*b\.npz in 'bridge'"):
+        open_demos(tmp_path)
+    assert open_demos(tmp_path, space="libero").space.name == "libero"
+
+
+def test_a_member_without_a_space_is_not_given_its_neighbours(tmp_path):
+    npz(tmp_path / "a.npz", [3], card={"space": "libero"})
+    npz(tmp_path / "b.npz", [3])
+    demos = open_demos(tmp_path)
+    with pytest.raises(ActionPieceError, match=r"b\.npz is not known"):
+        _ = demos.space
+    assert demos.known_space is None
+
+
+def test_the_same_file_twice_is_refused(tmp_path):
+    npz(tmp_path / "a.npz", [3])
+    with pytest.raises(ActionPieceError, match="named twice"):
+        open_demos(tmp_path, tmp_path / "a.npz")
+
+
+def test_an_empty_folder_is_an_error(tmp_path):
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(ActionPieceError, match="holds no demonstrations"):
+        open_demos(tmp_path)
+
+
+def test_the_fingerprint_of_two_files_depends_on_both_and_on_their_order(tmp_path):
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    npz(a, [3], value=1.0)
+    npz(b, [3], value=2.0)
+    assert open_demos(tmp_path).fingerprint() == open_demos(a, b).fingerprint()
+    assert len({open_demos(*paths).fingerprint() for paths in ([a], [b], [a, b], [b, a])}) == 4
