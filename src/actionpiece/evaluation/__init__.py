@@ -1,0 +1,1 @@
+"""Where tokenizers meet data (scores, comparisons) and, later, simulators."""

@@ -1,0 +1,185 @@
+"""Fit and score several tokenizers on the same chunks, and write what came of it: results.json and report.html."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actionpiece.data import Demos
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, environment, score
+from actionpiece.files import write_json, writing
+from actionpiece.tokenizers import KINDS, ActionTokenizer, build_config, load, tokenizer_class
+
+_FIT_CHUNKS = 300_000  # more say nothing new to the classical tokenizers, and would not fit in small machines
+
+Progress = Callable[[str, float, str], None]  # contender, fraction done, what is being done
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What a user names: a kind to fit, with settings (`pq:blend=0.5:codes=256`), or a folder of one fitted before."""
+
+    name: str
+    kind: str | None
+    config: Any
+    folder: Path | None
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """Read one entry of `--tokenizers`."""
+        kind, *settings = text.split(":")
+        if kind not in KINDS:
+            folder = Path(text)
+            if not folder.is_dir():
+                raise ActionPieceError(f"'{text}' is neither a tokenizer ({', '.join(KINDS)}) nor a folder with one")
+            return cls(folder.resolve().name, None, None, folder)
+        values = {}
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise ActionPieceError(f"'{text}': settings are written key=value, as in pq:blend=0.5, not '{setting}'")
+            values[key] = _literal(value)
+        return cls(text, kind, build_config(tokenizer_class(kind).config_class, values, f"'{text}'"), None)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text  # a plain word
+
+
+def fit(
+    kind: str,
+    demos: Demos,
+    training: Training,
+    *,
+    config: Any = None,
+    normalizer: str = "minmax",
+    seed: int = 0,
+    progress: Callable[[float, str], None] | None = None,
+) -> ActionTokenizer:
+    """Fit a tokenizer on the training episodes, and write down what it was fitted on."""
+    began = time.perf_counter()
+    chunks = training.chunks.sample(_FIT_CHUNKS, seed)
+    tokenizer = tokenizer_class(kind).fit(
+        chunks,
+        demos.space,
+        config,
+        normalizer=training.normalizer if normalizer == "minmax" else normalizer,  # type: ignore[arg-type]
+        distance=training.distance,
+        seed=seed,
+        progress=progress,
+    )
+    data = demos.describe()
+    tokenizer.provenance |= {
+        "data": {key: data[key] for key in ("name", "generated", "fingerprint", "split", "idle", "licence", "note")},
+        "fit_seconds": round(time.perf_counter() - began, 3),
+        "environment": environment(),
+    }
+    return tokenizer
+
+
+def compare(
+    demos: Demos,
+    contenders: list[Contender],
+    out: Path,
+    *,
+    protocol: Protocol,
+    seed: int = 0,
+    command: str = "",
+    progress: Progress = lambda name, fraction, what: None,
+) -> dict[str, Any]:
+    """Score every contender on the same chunks; fitted ones are saved under `out`/tokenizers. Returns the results."""
+    from actionpiece.report import write_report
+
+    if len({contender.name for contender in contenders}) < len(contenders):
+        raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
+    training = Training.of(demos, protocol.horizon)
+    data = ScoringSet.of(demos, training, protocol)
+    scores: list[Score] = []
+    for contender in contenders:
+        name = contender.name
+        if contender.folder is not None:
+            tokenizer = load(contender.folder)
+        else:
+            assert contender.kind is not None
+            tokenizer = fit(
+                contender.kind,
+                demos,
+                training,
+                config=contender.config,
+                seed=seed,
+                progress=lambda fraction, what, name=name: progress(name, fraction / 2, what),  # type: ignore[misc]
+            )
+            tokenizer.save_pretrained(out / "tokenizers" / _file_name(name))
+        scored = score(
+            tokenizer,
+            data,
+            name=name,
+            progress=lambda fraction, what, name=name: progress(name, 0.5 + fraction / 2, what),  # type: ignore[misc]
+        )
+        scores.append(scored)
+    results = {
+        "command": command,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "protocol": asdict(protocol),
+        "data": demos.describe(),
+        "physical_scales": training.distance.to_dict(),
+        "environment": environment(),
+        "rows": [scored.row for scored in scores],
+    }
+    write_json(out / "results.json", results)
+    with writing(out / "report.html") as aside:
+        write_report(aside, results, drawings(data, scores))
+    return results
+
+
+def _file_name(name: str) -> str:
+    return name.replace(":", "_").replace("=", "-").replace("/", "_")
+
+
+def drawings(data: ScoringSet, scores: list[Score], *, worst: int = 1) -> dict[str, Any]:
+    """What the report draws beyond the rows: example chunks with everyone's reconstruction, and distributions.
+
+    chunks: each with `why` it is shown, `original` (H, D) and `decoded` {name: (H, D)}, in raw units.
+    code_counts: {name: how often each code occurs, most frequent first}.
+    rho: {name: Spearman correlations of all anchors}. chunk_mse: {name: mean squared error of each chunk}.
+    """
+    errors = np.stack([s.fidelity.per_chunk.cpu().numpy() for s in scores])
+    # Typical: near the middle of every contender's own ranking, and not a chunk that stands still.
+    ranks = errors.argsort(1).argsort(1) / (errors.shape[1] - 1)
+    moving = np.ptp(data.chunks, axis=1).max(1)
+    off = np.abs(ranks - 0.5).max(0) + np.where(moving < np.median(moving), 1.0, 0.0)
+    picks = [(int(off.argmin()), "typical: close to every tokenizer's median error")]
+    for row, scored in zip(errors, scores, strict=True):
+        for index in np.argsort(-row)[:worst]:
+            picks.append((int(index), f"worst of {scored.row['name']}: its largest error of all {len(row)} chunks"))
+    chunks = [
+        {
+            "why": why,
+            "index": index,
+            "original": data.chunks[index].tolist(),
+            "decoded": {s.row["name"]: s.decoded[index].tolist() for s in scores},
+            "mse": {s.row["name"]: float(row[index]) for row, s in zip(errors, scores, strict=True)},
+        }
+        for index, why in picks
+    ]
+    names = [s.row["name"] for s in scores]
+    return {
+        "labels": list(data.distance.space.labels),
+        "rate": data.distance.space.rate,
+        "chunks": chunks,
+        "code_counts": {n: np.sort(s.use.counts)[::-1].tolist() for n, s in zip(names, scores, strict=True)},
+        "rho": {n: s.prc.per_anchor for n, s in zip(names, scores, strict=True)},
+        "chunk_mse": dict(zip(names, errors, strict=True)),
+    }
