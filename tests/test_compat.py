@@ -12,7 +12,8 @@ from torch import Tensor
 from actionpiece.compat import FastProcessor
 from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.space import ActionSpace
-from actionpiece.tokenizers.base import FixedLengthTokenizer, Progress
+from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 from actionpiece.tokenizers.fast import FastConfig, FastTokenizer
 
 H, D = 4, 2

@@ -20,15 +20,19 @@ def to_tensor(values: Any, *, dtype: torch.dtype | None = None, what: str = "act
             raise ActionPieceError(f"{what} must be one rectangular array: {error}") from None
         if array.dtype.kind not in "fiub":
             raise ActionPieceError(f"{what} must be numbers, not {array.dtype}")
-        values = torch.from_numpy(array.copy() if not array.flags.writeable else array)
-    if not values.is_floating_point():
-        values = values.to(torch.float64 if dtype is None else dtype)
-    if dtype is not None:
-        values = values.to(dtype)
-    if not bool(torch.isfinite(values).all()):
-        bad = int((~torch.isfinite(values)).sum())
+        # torch takes neither foreign byte orders nor extended precision, read-only memory or negative strides.
+        native = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+        usable = array.dtype == native and array.flags.writeable and min(array.strides, default=0) >= 0
+        values = torch.from_numpy(array if usable else array.astype(native, order="C", copy=True))
+    tensor: Tensor = values
+    if tensor.is_complex():
+        raise ActionPieceError(f"{what} must be numbers, not {tensor.dtype}")
+    if dtype is not None or not tensor.is_floating_point():
+        tensor = tensor.to(torch.float64 if dtype is None else dtype)
+    if not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
         raise ActionPieceError(f"{what} hold {bad} values that are not finite (NaN or infinity)")
-    return values
+    return tensor
 
 
 def chunks_tensor(values: Any, dim: int, *, dtype: torch.dtype | None = None, what: str = "chunks") -> Tensor:

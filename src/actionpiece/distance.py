@@ -21,7 +21,13 @@ from actionpiece.space import ActionSpace, Group
 
 # First-order size of a rotation angle per unit of change in the written form, for columns taken one by one:
 # |d theta| = 2 |dq|, |dR|_F = sqrt(2) theta, and two of a matrix's three columns hold 2/3 of |dR|^2 on average.
-_FORM_RATES = {"axis_angle": 1.0, "euler": 1.0, "quaternion": 2.0, "rotation_6d": math.sqrt(3 / 4), "matrix": math.sqrt(1 / 2)}
+_FORM_RATES = {
+    "axis_angle": 1.0,
+    "euler": 1.0,
+    "quaternion": 2.0,
+    "rotation_6d": math.sqrt(3 / 4),
+    "matrix": math.sqrt(1 / 2),
+}
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class PhysicalDistance:
         The rotation matrices' chord, |R - R'|_F^2 / 2 = 4 sin^2(angle / 2), is at most the squared angle and close
         to it for near neighbours; with it a matrix product finds neighbours before any angle is computed.
         """
-        n, h, r, _ = features.turns.shape
+        h, r = features.turns.shape[1:3]
         matrices = so3.to_matrix(features.turns).flatten(-2)
         if r:
             matrices = matrices * (self._rotation_factors(matrices) / 2).sqrt()[:, None]
@@ -171,12 +177,18 @@ class PhysicalDistance:
         """The inverse of `to_dict`."""
         if not isinstance(value, dict) or set(value) != {group.name for group in space.groups}:
             raise ActionPieceError(f"the saved physical scales do not belong to the action space '{space.name}'")
-        return cls(space, tuple(value[group.name] for group in space.groups))
+        try:
+            return cls(space, tuple(value[group.name] for group in space.groups))
+        except ActionPieceError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ActionPieceError(f"the saved physical scales do not fit: {error}") from None
 
 
 def _unit_of(group: Group) -> float:
     if group.kind == "gripper":
-        assert group.open is not None and group.closed is not None
+        assert group.open is not None
+        assert group.closed is not None
         return 1.0 / abs(group.closed - group.open)
     return group.unit if group.unit is not None else 1.0
 
@@ -185,7 +197,8 @@ def physical(group: Group, x: Tensor) -> Tensor:
     """A group's columns of raw actions (..., D) in metres, radians, raw units, or 0 open .. 1 closed."""
     columns = x[..., list(group.columns)]
     if group.kind == "gripper":
-        assert group.open is not None and group.closed is not None
+        assert group.open is not None
+        assert group.closed is not None
         return (columns - group.open) / (group.closed - group.open)
     return columns * _unit_of(group)
 

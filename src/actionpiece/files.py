@@ -37,21 +37,31 @@ def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     A folder is only ever replaced when it is empty or holds `marker`, the file that says it is one of ours:
     a mistyped `--out` must not cost anybody their data.
     """
+    path = path.resolve()  # a link to a folder, or ".", cannot be renamed
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_dir():
         raise ActionPieceError(f"{path} is a file; a folder is to be written there")
     if path.is_dir() and any(path.iterdir()) and not (path / marker).exists():
-        raise ActionPieceError(f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder")
+        raise ActionPieceError(
+            f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder"
+        )
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     aside.chmod(0o755)
     try:
         yield aside
         # A folder cannot be swapped in one step everywhere, so the old one steps aside first.
         old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
-        if path.is_dir():
-            os.replace(path, old)
-        os.replace(aside, path)
-        shutil.rmtree(old)
+        replaced = path.is_dir()
+        try:
+            if replaced:
+                os.replace(path, old)
+            os.replace(aside, path)
+        except BaseException:
+            if replaced and not path.exists():
+                os.replace(old, path)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

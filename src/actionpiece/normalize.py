@@ -47,10 +47,10 @@ class Normalizer:
     @classmethod
     def fit(cls, method: Method, actions: Any, out_of_range: OutOfRange = "pass") -> Normalizer:
         """Fit on actions (..., D): the steps of the training episodes."""
-        x = to_tensor(actions, dtype=torch.float64).cpu().numpy()
-        x = x.reshape(-1, x.shape[-1])
-        if len(x) == 0:
+        x = to_tensor(actions, dtype=torch.float64).detach().cpu().numpy()
+        if x.size == 0:
             raise ActionPieceError("a normaliser cannot be fitted on no actions")
+        x = x.reshape(-1, x.shape[-1])
         if method == "meanstd":
             offset, scale = x.mean(0), x.std(0)
         elif method == "identity":
@@ -111,7 +111,9 @@ class Normalizer:
         """The inverse of `to_dict`."""
         try:
             return cls(**value)
-        except TypeError as error:
+        except ActionPieceError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
             raise ActionPieceError(f"the saved normaliser does not fit: {error}") from None
 
 

@@ -96,9 +96,12 @@ def angle(a: Tensor, b: Tensor) -> Tensor:
 
 def from_axis_angle(v: Tensor) -> Tensor:
     """Quaternions of rotation vectors (..., 3); angles beyond pi wrap by themselves."""
-    half = v.norm(dim=-1, keepdim=True) / 2
-    # sin(t)/t without dividing by zero: torch.sinc is sin(pi x)/(pi x), exact at 0.
-    return torch.cat((half.cos(), v * (torch.sinc(half / math.pi) / 2)), -1)
+    # Scaled by the largest component first: squares of huge values would overflow.
+    largest = v.abs().amax(-1, keepdim=True).clamp_min(1)
+    half = (v / largest).norm(dim=-1, keepdim=True) * (largest / 2)
+    one = torch.ones_like(half)
+    ratio = torch.where(half > 0, half.sin() / torch.where(half > 0, half, one), one)  # sin(t) / t, 1 at 0
+    return torch.cat((half.cos(), v * (ratio / 2)), -1)
 
 
 def to_axis_angle(q: Tensor) -> Tensor:
@@ -107,21 +110,20 @@ def to_axis_angle(q: Tensor) -> Tensor:
     sine = q[..., 1:].norm(dim=-1, keepdim=True)
     turn = 2 * torch.atan2(sine, q[..., :1])
     small = sine < 1e-7  # there turn / sine is 2 up to rounding
-    return q[..., 1:] * torch.where(small, torch.full_like(sine, 2.0), turn / torch.where(small, torch.ones_like(sine), sine))
+    return q[..., 1:] * torch.where(
+        small, torch.full_like(sine, 2.0), turn / torch.where(small, torch.ones_like(sine), sine)
+    )
 
 
 def from_euler(angles: Tensor, order: str) -> Tensor:
     """Quaternions of Euler angles; lower-case orders turn about fixed axes, upper-case about moving ones."""
-    result = None
+    result = torch.zeros((*angles.shape[:-1], 4), dtype=angles.dtype, device=angles.device)
+    result[..., 0] = 1
     for letter, turn in zip(order, angles.unbind(-1), strict=True):
-        step = torch.zeros((*turn.shape, 4), dtype=turn.dtype, device=turn.device)
+        step = torch.zeros_like(result)
         step[..., 0] = (turn / 2).cos()
         step[..., 1 + "xyz".index(letter.lower())] = (turn / 2).sin()
-        if result is None:
-            result = step
-        else:
-            result = multiply(step, result) if order.islower() else multiply(result, step)
-    assert result is not None
+        result = multiply(step, result) if order.islower() else multiply(result, step)
     return result
 
 
@@ -164,10 +166,10 @@ def matrix_from_6d(values: Tensor) -> Tensor:
     Vectors that are zero or parallel do not name a plane; a fixed axis stands in, so that the result is a rotation.
     """
     first = _unit(values[..., :3], fallback=0)
-    raw = values[..., 3:]
+    raw = _unit(values[..., 3:], fallback=1)
     second = raw - (first * raw).sum(-1, keepdim=True) * first
     # Parallel to within rounding: what is left has no direction of its own.
-    lost = second.norm(dim=-1, keepdim=True) <= 64 * torch.finfo(values.dtype).eps * raw.norm(dim=-1, keepdim=True)
+    lost = second.norm(dim=-1, keepdim=True) <= 64 * torch.finfo(values.dtype).eps
     axis = torch.nn.functional.one_hot(first.abs().argmin(-1), 3).to(values.dtype)
     second = torch.where(lost, axis, second)
     second = _unit(second - (first * second).sum(-1, keepdim=True) * first, fallback=1)
@@ -182,7 +184,9 @@ def _unit(v: Tensor, fallback: int) -> Tensor:
     scaled = v / torch.where(tiny, torch.ones_like(largest), largest)
     axis = torch.zeros_like(v)
     axis[..., fallback] = 1
-    return torch.where(tiny, axis, scaled / torch.where(tiny, torch.ones_like(largest), scaled.norm(dim=-1, keepdim=True)))
+    return torch.where(
+        tiny, axis, scaled / torch.where(tiny, torch.ones_like(largest), scaled.norm(dim=-1, keepdim=True))
+    )
 
 
 def nearest_rotation(matrix: Tensor) -> Tensor:
@@ -190,7 +194,8 @@ def nearest_rotation(matrix: Tensor) -> Tensor:
     u, _, vh = torch.linalg.svd(matrix)
     flip = torch.ones_like(matrix[..., 0])
     flip[..., 2] = torch.linalg.det(u @ vh)
-    return (u * flip.unsqueeze(-2)) @ vh
+    nearest: Tensor = (u * flip.unsqueeze(-2)) @ vh
+    return nearest
 
 
 def from_matrix(m: Tensor) -> Tensor:
@@ -214,11 +219,13 @@ def from_matrix(m: Tensor) -> Tensor:
 def to_matrix(q: Tensor) -> Tensor:
     """Rotation matrices (..., 3, 3) of unit quaternions."""
     w, x, y, z = q.unbind(-1)
-    return torch.stack(
+    flat = torch.stack(
         (
             1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
             2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
             2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
         ),
         -1,
-    ).unflatten(-1, (3, 3))  # fmt: skip
+    )  # fmt: skip
+    square: Tensor = flat.unflatten(-1, (3, 3))
+    return square

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,6 @@ _ORDERS: dict[str, tuple[str, ...]] = {
     "rotation_6d": ("columns", "rows"),
     "matrix": ("rows", "columns"),
 }
-_AXIS_LABELS = {"axis_angle": "rx ry rz", "quaternion": "qw qx qy qz"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,12 @@ class Group:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(int(c) for c in self.columns))
+        try:
+            object.__setattr__(self, "columns", tuple(operator.index(c) for c in self.columns))
+        except TypeError:
+            raise ActionPieceError(
+                f"action group '{self.name or self.kind}': columns must be whole numbers, not {self.columns}"
+            ) from None
         if not self.name:
             object.__setattr__(self, "name", self.kind)
         if self.kind in ("gripper", "other") and self.delta is None:
@@ -70,12 +76,12 @@ class Group:
             return f"kind must be one of {', '.join(get_args(Kind))}, not '{self.kind}'"
         if not self.columns:
             return "it has no columns"
-        if self.delta is None:
+        if not isinstance(self.delta, bool):
             return "say whether its commands are changes (delta: true) or targets (delta: false)"
-        if not self.weight >= 0:
-            return f"weight must not be negative, and is {self.weight}"
+        if not 0 <= self.weight < math.inf:
+            return f"weight must be finite and not negative, and is {self.weight}"
         needs_unit = self.kind in ("translation", "joints") or self.form in ("axis_angle", "euler")
-        if needs_unit and not (self.unit is not None and self.unit > 0):
+        if needs_unit and not (self.unit is not None and 0 < self.unit < math.inf):
             return f"unit must say how many {'metres' if self.kind == 'translation' else 'radians'} one raw value is"
         if not needs_unit and self.unit is not None:
             return "a unit has no meaning here; leave it out"
@@ -105,7 +111,7 @@ class Group:
     def _gripper_problem(self) -> str | None:
         if self.kind != "gripper":
             return "only grippers are open or closed" if (self.open, self.closed) != (None, None) else None
-        if self.open is None or self.closed is None or self.open == self.closed:
+        if self.open is None or self.closed is None or not 0 < abs(self.closed - self.open) < math.inf:
             return "open and closed must be two different raw values"
         if self.delta:
             return "a gripper's command is a target, never a change"
@@ -224,7 +230,7 @@ class ActionSpace:
         """What a user types: a preset's name, `joints:N`, or the path of a JSON file."""
         if text in PRESETS:
             return cls.preset(text)
-        if text.startswith("joints:") and text[7:].isdigit() and int(text[7:]) > 0:
+        if text.startswith("joints:") and text[7:].isdecimal() and int(text[7:]) > 0:
             return cls.of_joints(int(text[7:]))
         if Path(text).is_file():
             return cls.from_json(Path(text))
@@ -233,7 +239,9 @@ class ActionSpace:
         )
 
 
-def _arm(*, unit_p: float, unit_r: float, form: Form, order: str | None, opened: float, closed: float) -> tuple[Group, ...]:
+def _arm(
+    *, unit_p: float, unit_r: float, form: Form, order: str | None, opened: float, closed: float
+) -> tuple[Group, ...]:
     return (
         Group("translation", (0, 1, 2), unit=unit_p, delta=True),
         Group("rotation", (3, 4, 5), unit=unit_r, delta=True, form=form, order=order),
@@ -252,7 +260,9 @@ def _aloha() -> ActionSpace:
     for side, first in (("left", 0), ("right", 7)):
         groups.append(Group("joints", tuple(range(first, first + 6)), f"{side}_joints", unit=1.0, delta=False))
         groups.append(Group("gripper", (first + 6,), f"{side}_gripper", open=1.0, closed=0.0))
-    return ActionSpace("aloha", tuple(groups), 50.0, "two arms of six joint targets in radians, grippers 1 open / 0 closed")
+    return ActionSpace(
+        "aloha", tuple(groups), 50.0, "two arms of six joint targets in radians, grippers 1 open / 0 closed"
+    )
 
 
 def _bridge() -> ActionSpace:

@@ -6,7 +6,7 @@ Spearman's rho, their distances to the anchor before and after decoding. PRC is 
 The result is exact and deterministic:
 - the anchor is excluded, and among equal k-th distances the lowest index wins;
 - ties get average ranks;
-- an anchor whose original neighbourhood is constant (idle duplicates) has no order to keep: it is left out, and counted;
+- an anchor whose original neighbourhood is constant (idle duplicates) has no order to keep: it is left out and counted;
 - an anchor whose decoded neighbourhood is constant lost all order: it scores 0, and is counted as collapsed;
 - sorted distances closer together than 1e-10 of their size (or below 1e-24) are equal, so that rounding errors do not
   break a tie.
@@ -104,15 +104,16 @@ def prc(
         raise ActionPieceError(f"the distance was fitted for '{distance.space.name}', not for '{space.name}'")
     action_space = distance.space if distance is not None else space
     assert action_space is not None
-    x = chunks_tensor(original, action_space.dim, dtype=torch.float64, what="original chunks")
-    y = chunks_tensor(decoded, action_space.dim, dtype=torch.float64, what="decoded chunks").to(x.device)
+    x = chunks_tensor(original, action_space.dim, dtype=torch.float64, what="original chunks").detach()
+    y = chunks_tensor(decoded, action_space.dim, dtype=torch.float64, what="decoded chunks").detach().to(x.device)
     if x.shape != y.shape:
         raise ActionPieceError(f"original {tuple(x.shape)} and decoded {tuple(y.shape)} chunks differ in shape")
     if not 2 <= k <= len(x) - 1:
         raise ActionPieceError(f"PRC@{k} needs k of at least 2 and at least k + 1 chunks; there are {len(x)}")
     labels = None
     if episodes is not None:
-        labels = torch.unique(torch.as_tensor(np.asarray(episodes)), return_inverse=True)[1].to(x.device)
+        listed = episodes.cpu() if isinstance(episodes, Tensor) else episodes
+        labels = torch.as_tensor(np.unique(np.asarray(listed), return_inverse=True)[1]).to(x.device)
         if labels.shape != (len(x),):
             raise ActionPieceError(f"episodes must be one number per chunk ({len(x)}), not {tuple(labels.shape)}")
     search = _Search(distance or PhysicalDistance.fit(action_space, x), x, y, k, labels)
@@ -146,7 +147,10 @@ class _Search:
         self.chord = chord - chord.mean(0)  # centred, so that the expanded square cancels fewer digits
         self.norm = self.chord.square().sum(1)
         # A dot product of F terms errs by F eps |x||y| at most; ten times that is a safe margin.
-        self.slack = 10 * (chord.shape[1] + 8) * torch.finfo(chord.dtype).eps * (self.norm + self.norm.max())
+        eps = torch.finfo(chord.dtype).eps
+        self.slack = 10 * (chord.shape[1] + 8) * eps * (self.norm + self.norm.max())
+        # Before centring, an entry is off by eps times its size; small turns about one orientation feel that.
+        self.slack += 40 * eps * (self.norm.max() * chord.square().sum(1).max()).sqrt()
         self.copies = _group_equal(x)
 
     def run(self, progress: Callable[[float], None]) -> tuple[tuple[_Found, int], tuple[_Found, int] | None]:
@@ -204,7 +208,8 @@ class _Search:
         left, right = torch.broadcast_tensors(left, right)
         pairs = zip(left.flatten().split(_PAIRS), right.flatten().split(_PAIRS), strict=True)
         parts = [self.distance.between(features[a], features[b]) for a, b in pairs]
-        return torch.cat(parts).reshape(left.shape)
+        exact: Tensor = torch.cat(parts).reshape(left.shape)
+        return exact
 
 
 def _merge_ties(ordered: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -225,7 +230,8 @@ def _merge_ties(ordered: Tensor, starts: Tensor | None = None) -> Tensor:
 
 def _group_equal(x: Tensor) -> Tensor:
     """A group number for each chunk; equal chunks share one."""
-    return torch.unique(x.flatten(1), dim=0, return_inverse=True)[1]
+    groups: Tensor = torch.unique(x.flatten(1), dim=0, return_inverse=True)[1]
+    return groups
 
 
 def _nearest(distances: Tensor, indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -269,20 +275,21 @@ def average_ranks(values: Tensor) -> Tensor:
     return (b < a).sum(-1).double() + ((b == a).sum(-1).double() + 1) / 2
 
 
-def _spearman(original: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row-wise Spearman correlations (NaN where the original is constant), and which rows are constant."""
+def _spearman(original: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    """Row-wise Spearman correlations, NaN where the original is constant, and which rows decoding made constant."""
     flat = (original == original[:, :1]).all(1)
     collapsed = (decoded == decoded[:, :1]).all(1) & ~flat
     a, b = average_ranks(original), average_ranks(decoded)
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     power = (a.square().sum(1) * b.square().sum(1)).sqrt()
     rho = (a * b).sum(1) / torch.where(power > 0, power, torch.ones_like(power))
-    return torch.where(flat, torch.nan, rho.masked_fill(collapsed, 0.0)), flat, collapsed
+    return torch.where(flat, torch.nan, rho.masked_fill(collapsed, 0.0)), collapsed
 
 
 def _result(found: _Found, n: int, k: int, worst: int, across: PRCResult | None) -> PRCResult:
-    parts = [_spearman(a, b) for a, b in zip(found.original.split(4096), found.decoded.split(4096), strict=True)]
-    rho, flat, collapsed = (torch.cat(part) for part in zip(*parts, strict=True))
+    rows = max(1, (1 << 22) // k**2)  # ranks compare all pairs of a neighbourhood
+    parts = [_spearman(a, b) for a, b in zip(found.original.split(rows), found.decoded.split(rows), strict=True)]
+    rho, collapsed = (torch.cat(part) for part in zip(*parts, strict=True))
     rho = rho.masked_fill(~found.enough, torch.nan)
     scored = ~torch.isnan(rho)
     levels = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

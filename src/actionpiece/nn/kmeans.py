@@ -45,7 +45,8 @@ def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
         if total[-1] <= 0:  # every row is a centroid already
             at = torch.randint(len(x), (1,), generator=generator)
         else:
-            at = torch.searchsorted(total, torch.rand(1, generator=generator).to(total) * total[-1]).clamp_max(len(x) - 1)
+            drawn = torch.rand(1, generator=generator).to(total) * total[-1]
+            at = torch.searchsorted(total, drawn).clamp_max(len(x) - 1)
         chosen.append(x[at])
         distance = torch.minimum(distance, (x - x[at]).square().sum(1))
     return torch.cat(chosen)

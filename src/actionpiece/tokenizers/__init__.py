@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.tokenizers.base import ActionTokenizer, FixedLengthTokenizer
+from actionpiece.tokenizers.base import ActionTokenizer
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer, VariableLengthTokenizer
 from actionpiece.tokenizers.saving import build_config, find_folder, read_description
 
 #: name -> (module, class, one line for people)
@@ -24,7 +25,8 @@ def tokenizer_class(name: str) -> type[ActionTokenizer]:
         raise ActionPieceError(f"there is no tokenizer '{name}'; there are {', '.join(KINDS)}")
     module, attribute, _ = KINDS[name]
     found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-    assert isinstance(found, type) and issubclass(found, ActionTokenizer)
+    assert isinstance(found, type)
+    assert issubclass(found, ActionTokenizer)
     return found
 
 
@@ -34,4 +36,12 @@ def load(path: str | Path) -> ActionTokenizer:
     return tokenizer_class(read_description(folder)["kind"]).from_pretrained(folder)
 
 
-__all__ = ["KINDS", "ActionTokenizer", "FixedLengthTokenizer", "build_config", "load", "tokenizer_class"]
+__all__ = [
+    "KINDS",
+    "ActionTokenizer",
+    "FixedLengthTokenizer",
+    "VariableLengthTokenizer",
+    "build_config",
+    "load",
+    "tokenizer_class",
+]

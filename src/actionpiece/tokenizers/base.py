@@ -1,13 +1,13 @@
 """The one contract every tokenizer keeps.
 
-The base classes check shapes and finiteness, convert numpy and torch, normalise, and save. A tokenizer's own file
-sees only float32 normalised chunks (B, H, D) on its device, and says how they become ids and come back.
+The base class checks shapes and finiteness, converts numpy and torch, normalises, and saves. A tokenizer's own file
+sees only float32 normalised chunks (B, H, D) on its device, and says how they become ids and come back; it builds on
+one of the two classes of `lengths`.
 """
 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,7 +24,7 @@ from actionpiece.tokenizers.saving import SavedFolder
 
 Errors = Literal["raise", "mask"]
 Progress = Callable[[float, str], None]  # fraction done, what is being done
-_BLOCK = 16384  # chunks worked on at a time, so that a large batch does not need a large machine
+BLOCK = 16384  # chunks worked on at a time, so that a large batch does not need a large machine
 
 
 class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
@@ -77,7 +77,7 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         distance: the physical distance; fitted on these chunks when not given.
         progress: called with the fraction done and what is being done.
         """
-        x = chunks_tensor(chunks, space.dim, dtype=torch.float32)
+        x = chunks_tensor(chunks, space.dim, dtype=torch.float32).detach().cpu()
         if not isinstance(normalizer, Normalizer):
             normalizer = Normalizer.fit(normalizer, x)
         distance = distance or PhysicalDistance.fit(space, x)
@@ -121,7 +121,7 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         out; torch in gives torch out on the same device. `normalized` says the actions are normalised already.
         """
         is_torch = isinstance(actions, Tensor)
-        x = to_tensor(actions)
+        x = to_tensor(actions).detach()
         if x.ndim not in (2, 3) or tuple(x.shape[-2:]) != (self.horizon, self.space.dim):
             wanted = f"({self.horizon}, {self.space.dim})"
             raise ActionPieceError(f"{self.kind} encodes chunks of shape {wanted}, not {tuple(x.shape)}")
@@ -129,8 +129,11 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         batch = (x if x.ndim == 3 else x[None]).to(self.device)
         if not normalized:
             batch = self.normalizer.normalize(batch.to(torch.float64))
+        batch = batch.float()
+        if not bool(torch.isfinite(batch).all()):
+            raise ActionPieceError(f"{self.kind} cannot encode actions that are beyond the range of float32")
         with torch.no_grad():
-            blocks = self._encode_all(batch.float()) if len(batch) else []
+            blocks = self._encode_all(batch) if len(batch) else []
         return self._pack_ids(blocks, single=x.ndim == 2, device=device, as_torch=is_torch)
 
     def decode(self, ids: Any, *, prefix: bool = False, errors: Errors = "raise", normalized: bool = False) -> Any:
@@ -178,7 +181,7 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
 
     def _encode_all(self, x: Tensor) -> list[Any]:
         """What `_encode` says of each block of a large batch."""
-        return [self._encode(block) for block in x.split(_BLOCK)]
+        return [self._encode(block) for block in x.split(BLOCK)]
 
     @abc.abstractmethod
     def _pack_ids(self, blocks: list[Any], *, single: bool, device: torch.device, as_torch: bool) -> Any:
@@ -189,140 +192,40 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         """Normalised actions (B, H, D) of B sequences laid end to end, and why any of them cannot be decoded."""
 
 
-class FixedLengthTokenizer(ActionTokenizer):
-    """A tokenizer whose chunks all take T tokens: every sequence of the right length decodes."""
-
-    @abc.abstractmethod
-    def _encode(self, x: Tensor) -> Tensor:
-        """Ids (B, T) of normalised chunks (B, H, D)."""
-
-    @abc.abstractmethod
-    def _decode(self, ids: Tensor) -> Tensor:
-        """Normalised chunks (B, H, D) of ids (B, T), or (B, k) with k <= T where `has_prefix`."""
-
-    @property
-    @abc.abstractmethod
-    def tokens_per_chunk(self) -> int: ...
-
-    def vocab_at(self, position: int) -> range:
-        if not 0 <= position < self.tokens_per_chunk:
-            raise ActionPieceError(f"{self.kind} has positions 0 to {self.tokens_per_chunk - 1}, not {position}")
-        return range(self.vocab_size)
-
-    def allowed_next(self, ids: Sequence[int] | np.ndarray | Tensor) -> Tensor:
-        mask = torch.zeros(self.vocab_size, dtype=torch.bool)
-        if len(ids) < self.tokens_per_chunk:
-            here = self.vocab_at(len(ids))
-            mask[here.start : here.stop] = True
-        return mask
-
-    def bits_per_chunk(self, mean_tokens: float) -> float:
-        return sum(math.log2(len(self.vocab_at(position))) for position in range(self.tokens_per_chunk))
-
-    def _pack_ids(self, blocks: list[Tensor], *, single: bool, device: torch.device, as_torch: bool) -> Any:
-        ids = torch.cat(blocks) if blocks else torch.empty(0, self.tokens_per_chunk, dtype=torch.int64)
-        ids = ids[0] if single else ids
-        return ids.to(device) if as_torch else ids.cpu().numpy()
-
-    def _decode_flat(self, flat: Tensor, lengths: Tensor, prefix: bool) -> tuple[Tensor, dict[int, str]]:
-        count, full = len(lengths), self.tokens_per_chunk
-        # A prefix batch has one length; the first sequence says which.
-        length = int(lengths[0]) if prefix and count else full
-        actions = torch.full((count, self.horizon, self.space.dim), torch.nan, device=self.device)
-        reasons: dict[int, str] = {}
-        good = lengths == length
-        if not 1 <= length <= full:
-            good[:] = False
-        for item in torch.nonzero(~good).flatten().tolist():
-            reasons[item] = (
-                f"it has {int(lengths[item])} tokens, not {full if not prefix else f'1 to {full}, all alike'}"
-            )
-        ids = (
-            flat[torch.repeat_interleave(good, lengths)].reshape(-1, length)
-            if bool(good.any())
-            else flat.new_empty(0, full)
-        )
-        rows = torch.nonzero(good).flatten()
-        low, high = self._bounds(ids.shape[1])
-        wrong = (ids < low) | (ids >= high)
-        for at in torch.nonzero(wrong.any(1)).flatten().tolist():
-            position = int(wrong[at].nonzero()[0])
-            reasons[int(rows[at])] = (
-                f"id {int(ids[at, position])} at position {position} is not in {self.vocab_at(position)}"
-            )
-        keep = ~wrong.any(1)
-        ids, rows = ids[keep].to(self.device), rows[keep].to(self.device)
-        for part, where in zip(ids.split(_BLOCK), rows.split(_BLOCK), strict=True):
-            if len(part):
-                actions[where] = self._decode(part)
-        return actions, reasons
-
-    def _bounds(self, length: int) -> tuple[Tensor, Tensor]:
-        ranges = [self.vocab_at(position) for position in range(length)]
-        return torch.tensor([r.start for r in ranges]), torch.tensor([r.stop for r in ranges])
-
-
-class VariableLengthTokenizer(ActionTokenizer):
-    """A tokenizer whose chunks take different numbers of tokens: not every sequence decodes."""
-
-    @abc.abstractmethod
-    def _encode(self, x: Tensor, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of normalised chunks (B, H, D) laid end to end, and how many each chunk has: int64 (sum,) and (B,).
-
-        first: the number of the first of these chunks in the caller's batch, for errors that name one.
-        """
-
-    @property
-    def tokens_per_chunk(self) -> None:
-        return None
-
-    def vocab_at(self, position: int) -> range:
-        if position < 0:
-            raise ActionPieceError(f"{self.kind} has positions from 0 on, not {position}")
-        return range(self.vocab_size)
-
-    def bits_per_chunk(self, mean_tokens: float) -> float:
-        return mean_tokens * math.log2(self.vocab_size)
-
-    def _encode_all(self, x: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [self._encode(x[first : first + _BLOCK], first) for first in range(0, len(x), _BLOCK)]
-
-    def _pack_ids(
-        self, blocks: list[tuple[np.ndarray, np.ndarray]], *, single: bool, device: torch.device, as_torch: bool
-    ) -> Any:
-        if not blocks:
-            return []
-        flat = np.concatenate([ids for ids, _ in blocks])
-        lengths = np.concatenate([counts for _, counts in blocks])
-        if as_torch:
-            rows: list[Any] = list(torch.from_numpy(flat).to(device).split(lengths.tolist()))
-        else:
-            stops = np.cumsum(lengths).tolist()
-            rows = [flat[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
-        return rows[0] if single else rows
-
-
 def _flatten_ids(ids: Any) -> tuple[Tensor, Tensor, bool, Tensor | None]:
     """Ids as (flat int64 on the CPU, lengths, whether it was one sequence, a tensor to copy the kind of, or None)."""
     like = ids if isinstance(ids, Tensor) else None
     if isinstance(ids, (Tensor, np.ndarray)):
-        tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.ascontiguousarray(ids))
-        if tensor.ndim not in (1, 2) or tensor.is_floating_point() or tensor.dtype == torch.bool:
-            raise ActionPieceError(
-                f"ids must be integers of shape (T,) or (B, T), not {tensor.dtype} {tuple(ids.shape)}"
-            )
-        single = tensor.ndim == 1
-        rows = tensor[None] if single else tensor
-        return rows.flatten().cpu().long(), torch.full((len(rows),), rows.shape[1]), single, like
+        array = _integers(ids)
+        if array.ndim not in (1, 2):
+            raise ActionPieceError(f"ids must have shape (T,) or (B, T), not {array.shape}")
+        single = array.ndim == 1
+        table = array[None] if single else array
+        lengths = torch.full((len(table),), table.shape[1], dtype=torch.int64)
+        return torch.from_numpy(table.flatten()), lengths, single, like
     if not isinstance(ids, (list, tuple)):
         raise ActionPieceError(f"ids must be an array or a list, not {type(ids).__name__}")
-    single = bool(ids) and isinstance(ids[0], (int, np.integer))
-    rows_list = [ids] if single else ids
-    if rows_list and isinstance(rows_list[0], Tensor):
-        like = rows_list[0]
-        rows_list = [row.cpu().numpy() if isinstance(row, Tensor) else row for row in rows_list]
-    arrays = [np.asarray(row, dtype=np.int64) if len(row) else np.zeros(0, np.int64) for row in rows_list]
+    single = len(ids) > 0 and not isinstance(ids[0], (list, tuple, np.ndarray, Tensor))
+    rows = [ids] if single else ids
+    if len(rows) and isinstance(rows[0], Tensor):
+        like = rows[0]
+    arrays = [_integers(row) for row in rows]
     if any(row.ndim != 1 for row in arrays):
         raise ActionPieceError("a list of ids must hold one flat sequence per chunk")
     flat = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
     return torch.from_numpy(flat), torch.tensor([len(row) for row in arrays], dtype=torch.int64), single, like
+
+
+def _integers(ids: Any) -> np.ndarray:
+    """Ids as int64; fractions, truth values and numbers that int64 cannot hold are an error, never rounded."""
+    try:
+        array = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    except (TypeError, ValueError) as error:
+        raise ActionPieceError(f"ids must be integers: {error}") from None
+    if array.size == 0 and isinstance(ids, (list, tuple)):
+        return np.zeros(array.shape, np.int64)  # an empty list has no kind of number
+    if array.dtype.kind not in "iu":
+        raise ActionPieceError(f"ids must be integers that fit in 64 bits, not {array.dtype} {array.shape}")
+    if array.dtype == np.uint64 and bool((array > np.iinfo(np.int64).max).any()):
+        raise ActionPieceError(f"ids must be integers that fit in 64 bits, and one is {array.max()}")
+    return array.astype(np.int64, copy=False)

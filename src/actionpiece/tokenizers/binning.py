@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.tokenizers.base import FixedLengthTokenizer, Progress
+from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
 @dataclass(frozen=True)
 class BinningConfig:
     """Uniform binning.
 
-    bins: how many bins span [-1, 1]. 255 is OpenVLA's 256 edges; RT-2 has 256 bins.
+    Attributes:
+        bins: how many bins span [-1, 1]. 255 is OpenVLA's 256 edges; RT-2 has 256 bins.
     """
 
     bins: int = 255
@@ -49,4 +51,5 @@ class BinningTokenizer(FixedLengthTokenizer):
 
     def _decode(self, ids: Tensor) -> Tensor:
         centres = (ids.float() + 0.5) * (2 / self.config.bins) - 1
-        return centres.unflatten(1, (self.horizon, self.space.dim))
+        chunks: Tensor = centres.unflatten(1, (self.horizon, self.space.dim))
+        return chunks

@@ -22,10 +22,11 @@ from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers import bpe
-from actionpiece.tokenizers.base import Progress, VariableLengthTokenizer
+from actionpiece.tokenizers.base import Progress
 from actionpiece.tokenizers.coders import ESCAPES, Coder, IntegerCoder, TextCoder, coder_from_tensors
 from actionpiece.tokenizers.fast_format import FastFolder, read_fast, write_fast
 from actionpiece.tokenizers.grammar import Grammar, Reading
+from actionpiece.tokenizers.lengths import VariableLengthTokenizer
 
 _BLOCK = 16384  # sequences decoded at a time
 _FIT_INTEGERS = 8_000_000  # learned from at most; long chunks would otherwise take minutes
@@ -36,9 +37,10 @@ _LARGEST = 2.0**52  # beyond it a float64 no longer holds every integer
 class FastConfig:
     """Settings of FAST.
 
-    scale: coefficients are multiplied by it before rounding; larger is finer and takes more tokens.
-    vocab_size: most ids there may be, escapes included. Fewer are used when training data offers no more merges.
-    fit_chunks: byte-pair merges are learned from at most so many chunks, drawn by the seed (fewer of very long ones).
+    Attributes:
+        scale: coefficients are multiplied by it before rounding; larger is finer and takes more tokens.
+        vocab_size: most ids there may be, escapes included. Fewer are used when training data offers no more merges.
+        fit_chunks: byte-pair merges are learned from at most so many chunks, drawn by the seed (fewer of long ones).
     """
 
     scale: float = 10.0

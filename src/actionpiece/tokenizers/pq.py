@@ -15,19 +15,21 @@ from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.nn.kmeans import kmeans, nearest
-from actionpiece.tokenizers.base import FixedLengthTokenizer, Progress
+from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
 @dataclass(frozen=True)
 class PQConfig:
     """Rotated product quantiser.
 
-    tokens: groups of components, one token each.
-    codes: size of each group's codebook.
-    blend: the coordinates in which it is fitted. 0 is normalised coordinates (lowest MSE), 1 is those of the physical
-        distance (highest PRC), and values between blend the columns' scales geometrically.
-    rows: training chunks used for clustering, drawn by the seed.
-    iterations: of k-means, at most.
+    Attributes:
+        tokens: groups of components, one token each.
+        codes: size of each group's codebook.
+        blend: the coordinates in which it is fitted. 0 is normalised coordinates (lowest MSE), 1 is those of the
+            physical distance (highest PRC), and values between blend the columns' scales geometrically.
+        rows: training chunks used for clustering, drawn by the seed.
+        iterations: of k-means, at most.
     """
 
     tokens: int = 16
@@ -82,6 +84,8 @@ class PQTokenizer(FixedLengthTokenizer):
     def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
         config, generator = self.config, torch.Generator().manual_seed(seed)
         rates = self.distance.column_rates() * torch.as_tensor(self.normalizer.scale)
+        # A group of weight 0 does not count in the distance, but its columns still have to come back.
+        rates = rates.clamp_min(1e-3 * max(float(rates.max()), 1e-30))
         self.weight = rates.pow(config.blend).float().repeat(self.horizon)
         z = x.flatten(1) * self.weight
         self.mean = z.double().mean(0).float()
@@ -120,7 +124,8 @@ class PQTokenizer(FixedLengthTokenizer):
         count = ids.shape[1]  # groups that are not there stay at their mean
         picked = self.codebooks[torch.arange(count, device=ids.device), ids]  # (B, count, width)
         z = picked.flatten(1) @ self.basis[:, :count].flatten(1).T + self.mean
-        return (z / self.weight).unflatten(1, (self.horizon, self.space.dim))
+        chunks: Tensor = (z / self.weight).unflatten(1, (self.horizon, self.space.dim))
+        return chunks
 
 
 def balanced_groups(energy: list[float], count: int, codes: int) -> list[list[int]]:
@@ -152,7 +157,8 @@ def balanced_groups(energy: list[float], count: int, codes: int) -> list[list[in
                 if j is None and len(groups[a]) == 1:
                     continue
                 out, back, shift = logs[i], (logs[j] if j is not None else 0.0), int(j is None)
-                then = cost(len(groups[a]) - shift, totals[a] - out + back) + cost(len(groups[b]) + shift, totals[b] + out - back)
+                then = cost(len(groups[a]) - shift, totals[a] - out + back)
+                then += cost(len(groups[b]) + shift, totals[b] + out - back)
                 if then < now * (1 - 1e-9):
                     groups[a] = [x for x in groups[a] if x != i] + ([j] if j is not None else [])
                     groups[b] = [x for x in groups[b] if x != j] + [i]
@@ -161,7 +167,7 @@ def balanced_groups(energy: list[float], count: int, codes: int) -> list[list[in
         return False
 
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    while any([improve(a, b) for a, b in pairs]):
+    while sum(improve(a, b) for a, b in pairs):  # a sum, not any(): every pair gets its turn
         pass
     groups = [sorted(group) for group in groups]
     return sorted(groups, key=lambda group: -sum(energy[i] for i in group))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import typing
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,10 +32,24 @@ def build_config(config_class: type, values: Any, what: str) -> Any:
     for name in values:
         if name not in fields:
             raise ActionPieceError(f"{what} has no setting '{name}'; it has {', '.join(fields) or 'none'}")
+    hints = typing.get_type_hints(config_class)
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise ActionPieceError(f"{what}: {name} must be {_NUMBERS[hints[name]]}, not {value!r}")
     try:
         return config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:
         raise ActionPieceError(f"{what} does not fit: {error}") from None
+
+
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain number may be the value of a setting; other types are left to the configuration itself."""
+    if hint not in _NUMBERS:
+        return True
+    return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
 
 
 class SavedFolder:
@@ -52,7 +67,8 @@ class SavedFolder:
         expected = self._tensors()
         for name in expected.keys() | tensors.keys():
             if name not in tensors or name not in expected:
-                raise ActionPieceError(f"{TENSORS} {'lacks' if name not in tensors else 'has an unknown'} tensor '{name}'")
+                fault = "lacks" if name not in tensors else "has an unknown"
+                raise ActionPieceError(f"{TENSORS} {fault} tensor '{name}'")
             if tensors[name].shape != expected[name].shape:
                 got, want = tuple(tensors[name].shape), tuple(expected[name].shape)
                 raise ActionPieceError(f"{TENSORS}: tensor '{name}' has shape {got}, not {want}")
@@ -84,6 +100,8 @@ class SavedFolder:
         folder = Path(path)
         head = {"format_version": FORMAT_VERSION, "actionpiece_version": __version__}
         rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}  # type: ignore[attr-defined]
+        if (folder / CONFIG).exists():
+            _head(folder)  # any model's folder has a config.json: one that is not ours is not replaced
         with writing_folder(folder, marker=CONFIG) as aside:
             save_file(self._contiguous(), aside / TENSORS)
             (aside / CONFIG).write_text(json.dumps({**head, **self._description(), **rest}, indent=1) + "\n")
@@ -147,14 +165,23 @@ def read_description(folder: Path) -> dict[str, Any]:
     """The checked contents of a tokenizer folder's config.json."""
     if not (folder / CONFIG).is_file():
         raise ActionPieceError(f"{folder} is not a tokenizer folder: it has no {CONFIG}")
-    description = read_json(folder / CONFIG)
-    if not isinstance(description, dict) or "kind" not in description or "format_version" not in description:
-        raise ActionPieceError(f"{folder / CONFIG} was not written by actionpiece: it has no kind and format_version")
-    if description["format_version"] != FORMAT_VERSION:
+    description = _head(folder)
+    version = description["format_version"]
+    if version != FORMAT_VERSION:
         raise ActionPieceError(
-            f"{folder / CONFIG} has format version {description['format_version']}; this actionpiece reads {FORMAT_VERSION}"
+            f"{folder / CONFIG} has format version {version}; this actionpiece reads {FORMAT_VERSION}"
         )
     return description
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    """The contents of a config.json that actionpiece wrote, of whatever version."""
+    description = read_json(folder / CONFIG)
+    ours = isinstance(description, dict) and isinstance(description.get("kind"), str)
+    if not ours or "format_version" not in description:
+        raise ActionPieceError(f"{folder / CONFIG} was not written by actionpiece: it has no kind and format_version")
+    checked: dict[str, Any] = description
+    return checked
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

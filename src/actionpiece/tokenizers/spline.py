@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.tokenizers.base import FixedLengthTokenizer, Progress
+from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
 @dataclass(frozen=True)
 class SplineConfig:
     """B-spline coefficients by least squares.
 
-    bases: coefficients per column (BEAST uses about 5 for 10 steps on LIBERO).
-    degree: of the splines of moving columns.
-    gripper_degree: of the splines of gripper columns; 0 is piecewise constant.
-    bins: uniform bins over each coefficient's training range.
+    Attributes:
+        bases: coefficients per column (BEAST uses about 5 for 10 steps on LIBERO).
+        degree: of the splines of moving columns.
+        gripper_degree: of the splines of gripper columns; 0 is piecewise constant.
+        bins: uniform bins over each coefficient's training range.
     """
 
     bases: int = 5

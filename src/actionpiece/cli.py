@@ -1,0 +1,375 @@
+"""The `actionpiece` command: parse, call one function, print.
+
+Exit code 0 is success, 2 a mistake in what was given (one sentence on standard error), 130 an interrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from actionpiece.errors import ActionPieceError
+
+if TYPE_CHECKING:
+    from actionpiece.data import Demos
+    from actionpiece.evaluation.score import Protocol
+
+_console = Console()
+_errors = Console(stderr=True)
+
+Path_ = tyro.conf.Positional[Path]
+Flat = tyro.conf.OmitArgPrefixes
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which demonstrations, and what their columns mean.
+
+    Attributes:
+        data: one or more npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
+        space: libero, vla_arena, bridge, droid, aloha, robosuite, joints:N, or a JSON file. Not needed when a data
+            card says it.
+        action_key: name of the action column or dataset, where it is not the usual one.
+        drop_idle: leave out steps that move less than this, in raw units.
+    """
+
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")]
+    space: Annotated[str | None, tyro.conf.arg(metavar="SPACE")] = None
+    action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    drop_idle: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+
+    def open(self) -> Demos:
+        from actionpiece.data import open_demos
+
+        return open_demos(*self.data, space=self.space, action_key=self.action_key, drop_idle=self.drop_idle)
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored.
+
+    Attributes:
+        split: episodes to score. The test split is for figures you publish; choose anything on validation.
+        n: chunks drawn from it.
+        k: neighbours of physical rank consistency.
+        draw_seed: of the draw of the chunks.
+    """
+
+    split: Literal["test", "validation", "train", "all"] = "test"
+    n: int = 10_000
+    k: int = 32
+    draw_seed: int = 0
+
+    def protocol(self, horizon: int) -> Protocol:
+        from actionpiece.evaluation.score import Protocol
+
+        return Protocol(split=self.split, horizon=horizon, n=self.n, k=self.k, seed=self.draw_seed)
+
+
+@contextlib.contextmanager
+def _progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
+    """A progress bar on standard error, gone when done; standard output stays clean for results."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with Progress(*columns, console=_errors, transient=True, disable=not _errors.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done, what: bar.update(task, completed=done, description=what)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _fit_command(kind: str) -> Callable[..., None]:
+    """The function behind `actionpiece fit KIND`, with the flags of that tokenizer's configuration."""
+    from actionpiece.tokenizers import KINDS, tokenizer_class
+
+    def command(
+        source: Any,
+        out: Path,
+        config: Any,
+        horizon: int = 8,
+        normalizer: Literal["minmax", "quantile", "meanstd", "identity"] = "minmax",
+        seed: int = 0,
+    ) -> None:
+        from actionpiece.evaluation.compare import fit
+        from actionpiece.evaluation.score import Training
+
+        demos = source.open()
+        with _progress() as show:
+            show(0.0, "reading demonstrations")
+            training = Training.of(demos, horizon)
+            tokenizer = fit(
+                kind,
+                demos,
+                training,
+                config=config,
+                normalizer=normalizer,
+                seed=seed,
+                progress=lambda fraction, what: show(fraction, f"{kind}: {what}"),
+            )
+        tokenizer.save_pretrained(out)
+        _console.print(f"Fitted {kind} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
+        _console.print(f"Next: actionpiece eval {out} --data {' '.join(source.data)}", highlight=False)
+
+    command.__annotations__ = {
+        "source": Flat[DataOptions],
+        "out": Path,
+        "config": Flat[tokenizer_class(kind).config_class],  # type: ignore[misc]
+        "horizon": int,
+        "normalizer": Literal["minmax", "quantile", "meanstd", "identity"],
+        "seed": int,
+        "return": None,
+    }
+    command.__doc__ = f"""Fit `{kind}`: {KINDS[kind][2]}.
+
+    Args:
+        out: folder for the fitted tokenizer.
+        horizon: steps of an action chunk.
+        normalizer: how columns are scaled before tokenizing; fitted on training episodes, saved with the tokenizer.
+        seed: of everything random in the fit.
+    """
+    return command
+
+
+def evaluate(tokenizer: Path_, source: Flat[DataOptions], scoring: Flat[ScoreOptions], json: bool = False) -> None:
+    """Score a fitted tokenizer on the test split of a data set.
+
+    Normalised MSE, errors in millimetres and degrees, physical rank consistency, tokens and bits, latency.
+
+    Args:
+        tokenizer: folder of a fitted tokenizer.
+        json: print one JSON document and nothing else.
+    """
+    from actionpiece.evaluation.score import ScoringSet, Training, environment, score
+    from actionpiece.tokenizers import load
+
+    loaded = load(tokenizer)
+    demos = source.open()
+    with _progress() as show:
+        show(0.0, "reading demonstrations")
+        training = Training.of(demos, loaded.horizon)
+        data = ScoringSet.of(demos, training, scoring.protocol(loaded.horizon))
+        row = score(loaded, data, name=tokenizer.resolve().name, progress=show).row
+    if json:
+        _print_json({"data": demos.describe(), "environment": environment(), "rows": [row]})
+    else:
+        _show_rows([row], demos, scoring)
+
+
+def compare(
+    source: Flat[DataOptions],
+    out: Path,
+    scoring: Flat[ScoreOptions],
+    tokenizers: str = "binning,fast,spline,pq",
+    horizon: int = 8,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Fit several tokenizers on the same training episodes, score them on the same test chunks, write a report.
+
+    Args:
+        out: folder for results.json, report.html and the fitted tokenizers.
+        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256), or folders of
+            tokenizers fitted before. `actionpiece list` shows the names.
+        horizon: steps of an action chunk.
+        seed: of the fits.
+        json: print the results as one JSON document and nothing else.
+    """
+    from actionpiece.evaluation.compare import Contender
+    from actionpiece.evaluation.compare import compare as run
+
+    contenders = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
+    if not contenders:
+        raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
+    demos = source.open()
+    order = {contender.name: number for number, contender in enumerate(contenders)}
+    with _progress(len(contenders)) as show:
+        show(0.0, "reading demonstrations")
+        results = run(
+            demos,
+            contenders,
+            out,
+            protocol=scoring.protocol(horizon),
+            seed=seed,
+            command=_command_line(),
+            progress=lambda name, fraction, what: show(order[name] + fraction, f"{name}: {what}"),
+        )
+    if json:
+        _print_json(results)
+    else:
+        _show_rows(results["rows"], demos, scoring)
+        _console.print(f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}", highlight=False)
+
+
+def tokenize(
+    tokenizer: Path_,
+    source: Flat[DataOptions],
+    out: Path,
+    stride: int = 1,
+    tail: Literal["repeat", "drop"] = "repeat",
+    shard: int = 100_000,
+) -> None:
+    """Write the token ids of a whole data set to parquet files; run again to go on after an interrupt.
+
+    Args:
+        tokenizer: folder of a fitted tokenizer.
+        out: folder for the shards and their manifest.
+        stride: steps between the starts of consecutive chunks.
+        tail: at an episode's end, repeat the last command (as policies need it) or drop windows that run past it.
+        shard: chunks per file.
+    """
+    from actionpiece.tokenizers import load
+    from actionpiece.tokenizers.corpus import tokenize as run
+
+    loaded, demos = load(tokenizer), source.open()
+    with _progress() as show:
+        show(0.0, "tokenizing")
+        manifest = run(
+            loaded, demos, out, stride=stride, tail=tail, shard=shard, progress=lambda fraction: show(fraction, "tokenizing")
+        )
+    _console.print(f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}")
+
+
+def inspect(tokenizer: Path_, json: bool = False) -> None:
+    """Say what a tokenizer folder holds: kind, vocabulary, action space, scales, what it was fitted on.
+
+    Args:
+        tokenizer: folder of a fitted tokenizer.
+        json: print one JSON document and nothing else.
+    """
+    from actionpiece.report.facts import describe_tokenizer, show_tokenizer
+    from actionpiece.tokenizers import load
+
+    facts = describe_tokenizer(load(tokenizer))
+    if json:
+        _print_json(facts)
+    else:
+        show_tokenizer(_console, facts)
+
+
+def data_info(
+    data: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")]],
+    space: Annotated[str | None, tyro.conf.arg(metavar="SPACE")] = None,
+    action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    json: bool = False,
+) -> None:
+    """Look at demonstrations before trusting them: episodes, ranges, rate, and columns that look wrong.
+
+    Args:
+        data: npz or HDF5 files, LeRobot folders, or folders of these.
+        space: action space; with it grippers and idle steps can be judged.
+        action_key: name of the action column or dataset.
+        json: print one JSON document and nothing else.
+    """
+    from actionpiece.data import info
+    from actionpiece.report.facts import show_data
+
+    facts = info(DataOptions(data, space, action_key).open())
+    if json:
+        _print_json(facts)
+    else:
+        show_data(_console, facts)
+
+
+def list_all(json: bool = False) -> None:
+    """List the tokenizers and the action spaces that are there.
+
+    Args:
+        json: print one JSON document and nothing else.
+    """
+    from actionpiece.report.facts import show_kinds
+    from actionpiece.space import PRESETS
+    from actionpiece.tokenizers import KINDS
+
+    kinds = [{"name": name, "about": about} for name, (_, _, about) in KINDS.items()]
+    spaces = [{"name": name, "dim": make().dim, "about": make().note} for name, make in PRESETS.items()]
+    if json:
+        _print_json({"tokenizers": kinds, "spaces": spaces})
+    else:
+        show_kinds(_console, kinds, spaces)
+
+
+def fit() -> None:
+    """Fit a tokenizer on demonstrations: `actionpiece fit NAME --data … --out DIR` (NAME --help shows its settings)."""
+
+
+def data() -> None:
+    """Look at demonstrations: `actionpiece data info PATH`."""
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "fit": fit,
+    "eval": evaluate,
+    "compare": compare,
+    "tokenize": tokenize,
+    "inspect": inspect,
+    "data": data,
+    "list": list_all,
+}
+
+_ABOUT = "Action tokenizers for vision-language-action policies: fit, measure, compare."
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Parse the arguments and run the command they name; mistakes are raised as `ActionPieceError`."""
+    if arguments[:1] == ["fit"]:  # its flags depend on the tokenizer, whose file imports torch: only when asked for
+        from actionpiece.tokenizers import KINDS
+
+        table = {kind: _fit_command(kind) for kind in KINDS}
+        _parse(table, arguments[1:], "actionpiece fit", "Fit a tokenizer on the training episodes of a data set.")
+    elif arguments[:1] == ["data"]:
+        _parse({"info": data_info}, arguments[1:], "actionpiece data", "Look at demonstrations.")
+    else:
+        _parse(COMMANDS, arguments, "actionpiece", _ABOUT)
+
+
+def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], program: str, about: str) -> None:
+    from actionpiece import __version__
+
+    if list(arguments) in (["--version"], ["-V"]):
+        sys.stdout.write(f"actionpiece {__version__}\n")
+        return
+    tyro.extras.subcommand_cli_from_dict(
+        table, prog=program, description=about, args=list(arguments) or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
+    )
+
+
+def _command_line() -> str:
+    return " ".join(["actionpiece", *sys.argv[1:]])
+
+
+def _show_rows(rows: list[dict[str, Any]], demos: Demos, scoring: ScoreOptions) -> None:
+    from actionpiece.report.tables import console_table
+
+    kind = "generated demonstrations" if demos.generated else "demonstrations"
+    _console.print(f"{rows[0]['n']:,} chunks of the {scoring.split} split of {demos.name} ({kind}), PRC@{scoring.k}")
+    _console.print(console_table(rows))
+
+
+def main() -> None:
+    """The entry point of the `actionpiece` command."""
+    try:
+        run(sys.argv[1:])
+        sys.stdout.flush()
+    except ActionPieceError as error:
+        _errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _errors.print("actionpiece: interrupted", highlight=False)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:  # a disk that is full, a folder that may not be written
+        _errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,220 @@
+"""The table of results: its columns are defined once, and written as HTML, Markdown or to the console."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from actionpiece.report.text import plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, Any]
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of results.
+
+    part: the heading it stands under. title, unit: its own heading. meaning: a sentence for the legend.
+    value: what a row has there, None where it has nothing. better: which end is good, None where neither is.
+    decimals: digits after the point; None chooses them so that the smallest value still shows two digits.
+    brief: whether a console has room for it.
+    """
+
+    part: str
+    title: str
+    unit: str
+    meaning: str
+    value: Callable[[Row], float | None]
+    better: Literal["low", "high"] | None = None
+    decimals: int | None = None
+    brief: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Title and unit in one line."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: its value, how it is written, and whether none in its column is better."""
+
+    value: float | None
+    text: str
+    best: bool
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns for these rows; every group of the action space has its own."""
+    return [*_cost(), *_fidelity(rows), *_ranks(), *_tokens(), *_speed()]
+
+
+def cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
+    """A column's cells. All that read like the best value are best; when all do, none is marked."""
+    values = [column.value(row) for row in rows]
+    known = [value for value in values if value is not None]
+    decimals = _decimals(known) if column.decimals is None else column.decimals
+    texts = [MISSING if value is None else _written(value, decimals) for value in values]
+    best = None
+    if column.better and known:
+        best = texts[values.index(min(known) if column.better == "low" else max(known))]
+    if len(set(texts)) < 2:
+        best = None
+    return [Cell(value, text, text == best) for value, text in zip(values, texts, strict=True)]
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """All columns as a Markdown table, the best of each in bold; one line per row after the two heading lines."""
+    shown = columns(rows)
+    body = [cells(column, rows) for column in shown]
+    lines = [
+        _line(["tokenizer", *(column.heading for column in shown)]),
+        _line(["---", *("---:" for _ in shown)]),
+    ]
+    for i, row in enumerate(rows):
+        figures = (column[i] for column in body)
+        lines.append(_line([_escaped(row["name"]), *(f"**{c.text}**" if c.best else c.text for c in figures)]))
+    return "\n".join(lines) + "\n"
+
+
+def console_table(rows: Sequence[Row]) -> Table:
+    """The columns that fit a console, the best of each in bold green."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [column for column in columns(rows) if column.brief]
+    body = [cells(column, rows) for column in shown]
+    table = Table(header_style="bold")
+    table.add_column("tokenizer", overflow="fold")
+    for column in shown:
+        table.add_column(Text(f"{column.title}\n{column.unit}"), justify="right")
+    for i, row in enumerate(rows):
+        figures = (column[i] for column in body)
+        table.add_row(Text(plain(row["name"])), *(Text(c.text, "bold green" if c.best else "") for c in figures))
+    return table
+
+
+def _line(parts: Sequence[str]) -> str:
+    return f"| {' | '.join(parts)} |"
+
+
+def _escaped(text: object) -> str:
+    line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
+    for sign in "|*_`[]":
+        line = line.replace(sign, f"\\{sign}")
+    return line
+
+
+def _decimals(values: Sequence[float]) -> int:
+    smallest = min((abs(value) for value in values if value), default=1.0)
+    return min(max(1 - math.floor(math.log10(smallest)), 0), 4)
+
+
+def _written(value: float, decimals: int) -> str:
+    if decimals < 0:  # speeds: the digits beyond the third are noise
+        digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+        return f"{round(value, digits):,.0f}"
+    if 0 < abs(value) < 0.5 * 10**-decimals:
+        return f"<{10**-decimals:.{decimals}f}"
+    return f"{value:,.{decimals}f}"
+
+
+def _of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
+    return lambda row: None if row[key] is None else factor * row[key]
+
+
+def _of_group(name: str, key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
+    def value(row: Row) -> float | None:
+        group = next((group for group in row["groups"] if group["name"] == name), None)
+        return None if group is None or group[key] is None else factor * group[key]
+
+    return value
+
+
+def _cost() -> list[Column]:
+    part = "Cost of a chunk"
+    tokens = "Tokens of one chunk, the mean where the number varies. Fewer are better."
+    bits = "Tokens × log2 of the vocabulary, the most that one chunk can say. Fewer are better."
+    return [
+        Column(part, "tokens", "", tokens, _of("tokens_per_chunk"), "low", brief=True),
+        Column(part, "bits", "", bits, _of("bits_per_chunk"), "low", 1, brief=True),
+    ]
+
+
+def _fidelity(rows: Sequence[Row]) -> list[Column]:
+    part = "What is lost"
+    mse = "Mean squared error in coordinates scaled to [-1, 1], the same for all tokenizers. Lower is better."
+    l1 = "Mean absolute error in the same coordinates. Lower is better."
+    found = [
+        Column(part, "MSE", "×10⁻⁴", mse, _of("mse", 1e4), "low", brief=True),
+        Column(part, "L1", "×10⁻³", l1, _of("l1", 1e3), "low"),
+    ]
+    # Contenders share one action space; the first row names its groups.
+    for group in rows[0]["groups"] if rows else []:
+        name, label, unit = group["name"], plain(group["name"]), group["unit"]
+        if group["kind"] == "gripper":
+            meaning = f"Share of steps at which {label} goes from open to closed or back by mistake. Lower is better."
+            value = _of_group(name, "flips", 100)
+            found.append(Column(part, f"{label} flips", "%", meaning, value, "low", 2, brief=True))
+        else:
+            length = "angle" if group["kind"] == "rotation" else "length"
+            meaning = f"Root mean square over steps of the {length} of the error in {label}, in {unit}. Lower is better."
+            found.append(Column(part, label, unit, meaning, _of_group(name, "rmse"), "low", brief=True))
+    unit = plain(rows[0]["jerk_unit"]).replace("^3", "³") if rows else ""
+    meaning = "Root mean square error of the third derivative of the commanded motion: roughness. Lower is better."
+    found.append(Column(part, "jerk error", unit, meaning, _of("jerk_error"), "low"))
+    return found
+
+
+def _ranks() -> list[Column]:
+    part = "Neighbourhoods kept"
+    kept = (
+        "Physical rank consistency: do a chunk's nearest neighbours keep their order of distance after decoding? "
+        "1 is perfect, 0 is chance. Higher is better."
+    )
+    across = "PRC when neighbours must come from other episodes than the chunk itself. Higher is better."
+    left = "Chunks left out of PRC because all their neighbours are equally far (idle duplicates); a property of the data."
+    collapsed = "Chunks whose neighbours all decode to the same distance; they count as 0. Fewer are better."
+    return [
+        Column(part, "PRC", "", kept, _of("prc"), "high", 4, brief=True),
+        Column(part, "PRC across", "episodes", across, _of("prc_across_episodes"), "high", 4, brief=True),
+        Column(part, "left out", "chunks", left, _of("prc_left_out"), None, 0),
+        Column(part, "collapsed", "chunks", collapsed, _of("prc_collapsed"), "low", 0),
+    ]
+
+
+def _tokens() -> list[Column]:
+    part = "Tokens"
+    used = "Share of the vocabulary that occurs in these chunks. Higher is better."
+    perplexity = "How many equally frequent codes the tokens are worth; compare it with the vocabulary, not between rows."
+    overlap = "Share of tokens that stay the same one step later. Higher means steadier targets for a policy."
+    changed = "Share of sequences that still decode after one random token was changed. Higher is better."
+    dropped = (
+        "Share of sequences that still decode after the last token was lost. A tokenizer of fixed length notices the "
+        "loss and reports it, so 0 is not a fault."
+    )
+    return [
+        Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1),
+        Column(part, "perplexity", "codes", perplexity, _of("perplexity"), None, 1),
+        Column(part, "overlap", "%", overlap, _of("overlap", 100), "high", 1),
+        Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1, brief=True),
+        Column(part, "valid, dropped", "%", dropped, _of("valid_dropped", 100), None, 1),
+    ]
+
+
+def _speed() -> list[Column]:
+    part = "Speed on this machine"
+    one = "Median time to {} one chunk, as a robot waits for it. Lower is better."
+    many = "Chunks {}d in a second, in batches. Higher is better."
+    return [
+        Column(part, "encode", "ms", one.format("encode"), _of("encode_ms"), "low", 2),
+        Column(part, "decode", "ms", one.format("decode"), _of("decode_ms"), "low", 2, brief=True),
+        Column(part, "encode", "chunks/s", many.format("encode"), _of("encode_per_s"), "high", -1),
+        Column(part, "decode", "chunks/s", many.format("decode"), _of("decode_per_s"), "high", -1),
+    ]

@@ -1,0 +1,42 @@
+"""Text that is safe to show: names and notes come from files and command lines, and may hold anything."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable
+
+
+def plain(text: object) -> str:
+    """One printable line: control characters and lone surrogates, which no document may hold, become a space or a dot."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "·" for c in str(text))
+
+
+def esc(text: object) -> str:
+    """`plain` text, escaped for HTML content and quoted attributes."""
+    return html.escape(plain(text), quote=True)
+
+
+def shorten(text: object, limit: int) -> str:
+    """At most `limit` characters; the middle goes first, because variants of one tokenizer differ at the end."""
+    line = plain(text)
+    if len(line) <= limit:
+        return line
+    tail = (limit - 1) // 2
+    return f"{line[: limit - 1 - tail]}…{line[-tail:]}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = list(items)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number with about `digits` significant digits and no exponent where a person would write none."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if not 1e-5 <= abs(value) < 1e15:
+        return f"{value:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{round(value, decimals):,.{decimals}f}"
