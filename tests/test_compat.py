@@ -13,8 +13,8 @@ from actionpiece.compat import FastProcessor
 from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers.base import Progress
-from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 from actionpiece.tokenizers.fast import FastConfig, FastTokenizer
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 H, D = 4, 2
 SPACE = ActionSpace.of_joints(D)

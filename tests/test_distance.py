@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import aloha_like, libero_like, smooth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
@@ -17,6 +16,7 @@ from scipy.spatial.transform import Rotation
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
 from actionpiece.space import ActionSpace, Group
+from conftest import aloha_like, libero_like, smooth
 
 
 def rotation_space(form: str, order: str | None, *, delta: bool, weight: float = 1.0) -> ActionSpace:
@@ -144,7 +144,9 @@ def test_the_distance_is_the_papers_for_every_space(space: ActionSpace, chunks: 
     np.testing.assert_allclose(np.diagonal(table), expected, rtol=1e-10)
     np.testing.assert_allclose(table, distance.pairwise(b, a).numpy().T, rtol=1e-12)
     for i, j in ((0, 5), (7, 3), (19, 0)):
-        assert table[i, j] == pytest.approx(float(plain_distance(space, distance.to_dict(), a[i : i + 1], b[j : j + 1])[0]))
+        assert table[i, j] == pytest.approx(
+            float(plain_distance(space, distance.to_dict(), a[i : i + 1], b[j : j + 1])[0])
+        )
     for block in (1, 3, 100):
         np.testing.assert_allclose(distance.pairwise(a, b, block=block).numpy(), table, rtol=1e-14)
     itself = distance.pairwise(a).numpy()
@@ -265,11 +267,11 @@ def test_chords_never_exceed_the_distance(angles: list[float], places: list[floa
 @pytest.mark.parametrize(("form", "order"), FORMS)
 @pytest.mark.parametrize("size", [0.0, 0.05])
 def test_column_rates_are_the_first_order_size_of_a_step(form: str, order: str | None, size: float) -> None:
-    """For small turns; moving every column by independent small amounts, on average over directions."""
+    """For small turns, on average over their axes."""
     space = rotation_space(form, order, delta=True, weight=1.7)
     if form == "euler" and order == "ZXZ":
         pytest.skip("proper Euler angles are at gimbal lock near no rotation")
-    chunks = some_rotations(form, order, n=200, steps=1, size=size)
+    chunks = some_rotations(form, order, n=4000, steps=1, size=size)
     if form == "quaternion":
         chunks[..., 3:] /= 1.3
     distance = PhysicalDistance(space, (0.4, 0.6))
@@ -277,9 +279,9 @@ def test_column_rates_are_the_first_order_size_of_a_step(form: str, order: str |
     rng = np.random.default_rng(0)
     for columns in (slice(0, 3), slice(3, space.dim)):
         moved = chunks.copy()
-        turns = Rotation.from_rotvec(rng.normal(0, 1e-5, (200, 3)))
+        turns = Rotation.from_rotvec(rng.normal(0, 1e-5, (4000, 3)))
         if columns.start == 0:
-            moved[..., :3] += rng.normal(0, 1e-5, (200, 1, 3))
+            moved[..., :3] += rng.normal(0, 1e-5, (4000, 1, 3))
         else:  # a step that stays on the rotations: the only kind that data makes
             rotated = turns * read(chunks[:, 0, 3:], space.groups[1])
             moved[:, 0, 3:] = written(rotated, form, order, 0.7)
@@ -288,7 +290,7 @@ def test_column_rates_are_the_first_order_size_of_a_step(form: str, order: str |
                 moved[..., 3:] *= np.sign((moved[..., 3:] * chunks[..., 3:]).sum(-1, keepdims=True))
         exact = distance.paired(chunks, moved).numpy()
         first_order = ((((moved - chunks) * rates)[:, 0, columns]) ** 2).sum(-1)
-        assert first_order.mean() == pytest.approx(exact.mean(), rel=0.03 if size else 0.02)
+        assert first_order.mean() == pytest.approx(exact.mean(), rel=0.03)
 
 
 def test_column_rates_of_joints_and_grippers_are_exact(aloha: ActionSpace, aloha_chunks: np.ndarray) -> None:

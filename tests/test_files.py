@@ -75,9 +75,14 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_text() == "first"
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(KeyboardInterrupt), writing(path) as aside:
-        aside.write_text("second, hal")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with writing(path) as aside:
+            aside.write_text("second, hal")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "first"
     assert os.listdir(path.parent) == ["file.txt"]
 
@@ -125,9 +130,14 @@ def test_a_folder_is_made_replaced_and_leaves_nothing_beside_it(tmp_path: Path) 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_a_failure_while_writing_leaves_the_old_folder_whole(tmp_path: Path, error: type[BaseException]) -> None:
     make(tmp_path / "out", "one")
-    with pytest.raises(error), writing_folder(tmp_path / "out", "marker.json") as aside:
-        (aside / "marker.json").write_text("tw")
-        raise error
+
+    def interrupted() -> None:
+        with writing_folder(tmp_path / "out", "marker.json") as aside:
+            (aside / "marker.json").write_text("tw")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
     assert (tmp_path / "out" / "marker.json").read_text() == "one"
     assert os.listdir(tmp_path) == ["out"]
 

@@ -130,9 +130,7 @@ def test_all_24_euler_orders_are_scipys(order: str) -> None:
     angles = np.random.default_rng(0).uniform(-4, 4, (200, 3))
     assert apart(so3.from_euler(torch.as_tensor(angles), order), Rotation.from_euler(order, angles)) < 1e-14
     rotation = rotations(300)
-    np.testing.assert_allclose(
-        so3.to_euler(quaternions(rotation), order).numpy(), rotation.as_euler(order), atol=1e-11
-    )
+    np.testing.assert_allclose(so3.to_euler(quaternions(rotation), order).numpy(), rotation.as_euler(order), atol=1e-11)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -176,7 +174,9 @@ def test_the_angle_between_two_far_rotations_that_are_close_is_right(size: float
     axis = np.random.default_rng(0).normal(size=(100, 3))
     other = base * Rotation.from_rotvec(size * axis / np.linalg.norm(axis, axis=1, keepdims=True))
     found = so3.angle(quaternions(base), quaternions(other)).numpy()
-    np.testing.assert_allclose(found, size, rtol=1e-12, atol=1e-15)  # quaternions hold 1e-16, whatever is done with them
+    np.testing.assert_allclose(
+        found, size, rtol=1e-12, atol=1e-15
+    )  # quaternions hold 1e-16, whatever is done with them
 
 
 @pytest.mark.parametrize("short", [0.0, 1e-12, 1e-9, 1e-6, 1e-3])
@@ -214,9 +214,7 @@ def test_the_angle_is_symmetric_blind_to_sign_and_zero_on_itself() -> None:
     torch.testing.assert_close(so3.angle(-a, b), so3.angle(a, b), atol=1e-15, rtol=0)
     assert float(so3.angle(a, a).max()) == 0
     assert float(so3.angle(a, -a).max()) == 0
-    torch.testing.assert_close(
-        so3.angle(a, b), roma.utils.unitquat_geodesic_distance(a, b), atol=1e-7, rtol=0
-    )
+    torch.testing.assert_close(so3.angle(a, b), roma.utils.unitquat_geodesic_distance(a, b), atol=1e-7, rtol=0)
 
 
 # Hard inputs ----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """ActionPiece: action tokenizers for vision-language-action policies, and what each of them costs.
 
-    import actionpiece
-    demos = actionpiece.open_demos("demos/")                # npz, HDF5 or LeRobot
-    tok = actionpiece.load("tokenizers/pq")                 # any kind; the folder says which
-    ids = tok.encode(chunk)                                 # (H, D) commands -> (T,) ids
-    out = tok.decode(ids)                                   # -> (H, D), in the units that went in
-    actionpiece.prc(chunks, tok.decode(tok.encode(chunks)), space=tok.space, distance=tok.distance).value
+import actionpiece
+demos = actionpiece.open_demos("demos/")                # npz, HDF5 or LeRobot
+tok = actionpiece.load("tokenizers/pq")                 # any kind; the folder says which
+ids = tok.encode(chunk)                                 # (H, D) commands -> (T,) ids
+out = tok.decode(ids)                                   # -> (H, D), in the units that went in
+actionpiece.prc(chunks, tok.decode(tok.encode(chunks)), space=tok.space, distance=tok.distance).value
 """
 
 from __future__ import annotations

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 _console = Console()
 _errors = Console(stderr=True)
 
-Path_ = tyro.conf.Positional[Path]
-Flat = tyro.conf.OmitArgPrefixes
-
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -79,7 +76,12 @@ class ScoreOptions:
 @contextlib.contextmanager
 def _progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error, gone when done; standard output stays clean for results."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=_errors, transient=True, disable=not _errors.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, what: bar.update(task, completed=done, description=what)
@@ -118,13 +120,16 @@ def _fit_command(kind: str) -> Callable[..., None]:
                 progress=lambda fraction, what: show(fraction, f"{kind}: {what}"),
             )
         tokenizer.save_pretrained(out)
-        _console.print(f"Fitted {kind} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
-        _console.print(f"Next: actionpiece eval {out} --data {' '.join(source.data)}", highlight=False)
+        _console.print(
+            f"Fitted {kind} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.",
+            soft_wrap=True,
+        )
+        _console.print(f"Next: actionpiece eval {out} --data {' '.join(source.data)}", highlight=False, soft_wrap=True)
 
     command.__annotations__ = {
-        "source": Flat[DataOptions],
+        "source": tyro.conf.OmitArgPrefixes[DataOptions],
         "out": Path,
-        "config": Flat[tokenizer_class(kind).config_class],  # type: ignore[misc]
+        "config": tyro.conf.OmitArgPrefixes[tokenizer_class(kind).config_class],  # type: ignore[misc]
         "horizon": int,
         "normalizer": Literal["minmax", "quantile", "meanstd", "identity"],
         "seed": int,
@@ -141,7 +146,12 @@ def _fit_command(kind: str) -> Callable[..., None]:
     return command
 
 
-def evaluate(tokenizer: Path_, source: Flat[DataOptions], scoring: Flat[ScoreOptions], json: bool = False) -> None:
+def evaluate(
+    tokenizer: tyro.conf.Positional[Path],
+    source: tyro.conf.OmitArgPrefixes[DataOptions],
+    scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
+    json: bool = False,
+) -> None:
     """Score a fitted tokenizer on the test split of a data set.
 
     Normalised MSE, errors in millimetres and degrees, physical rank consistency, tokens and bits, latency.
@@ -167,9 +177,9 @@ def evaluate(tokenizer: Path_, source: Flat[DataOptions], scoring: Flat[ScoreOpt
 
 
 def compare(
-    source: Flat[DataOptions],
+    source: tyro.conf.OmitArgPrefixes[DataOptions],
     out: Path,
-    scoring: Flat[ScoreOptions],
+    scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
     tokenizers: str = "binning,fast,spline,pq",
     horizon: int = 8,
     seed: int = 0,
@@ -185,7 +195,7 @@ def compare(
         seed: of the fits.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.compare import Contender
+    from actionpiece.evaluation.compare import Contender, write_comparison
     from actionpiece.evaluation.compare import compare as run
 
     contenders = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
@@ -195,25 +205,29 @@ def compare(
     order = {contender.name: number for number, contender in enumerate(contenders)}
     with _progress(len(contenders)) as show:
         show(0.0, "reading demonstrations")
-        results = run(
+        results, pictures = run(
             demos,
             contenders,
-            out,
             protocol=scoring.protocol(horizon),
             seed=seed,
             command=_command_line(),
+            save=out / "tokenizers",
             progress=lambda name, fraction, what: show(order[name] + fraction, f"{name}: {what}"),
         )
+        show(len(contenders), "writing the report")
+        write_comparison(out, results, pictures)
     if json:
         _print_json(results)
     else:
         _show_rows(results["rows"], demos, scoring)
-        _console.print(f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}", highlight=False)
+        _console.print(
+            f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}", highlight=False, soft_wrap=True
+        )
 
 
 def tokenize(
-    tokenizer: Path_,
-    source: Flat[DataOptions],
+    tokenizer: tyro.conf.Positional[Path],
+    source: tyro.conf.OmitArgPrefixes[DataOptions],
     out: Path,
     stride: int = 1,
     tail: Literal["repeat", "drop"] = "repeat",
@@ -235,12 +249,20 @@ def tokenize(
     with _progress() as show:
         show(0.0, "tokenizing")
         manifest = run(
-            loaded, demos, out, stride=stride, tail=tail, shard=shard, progress=lambda fraction: show(fraction, "tokenizing")
+            loaded,
+            demos,
+            out,
+            stride=stride,
+            tail=tail,
+            shard=shard,
+            progress=lambda fraction: show(fraction, "tokenizing"),
         )
-    _console.print(f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}")
+    _console.print(
+        f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}", soft_wrap=True
+    )
 
 
-def inspect(tokenizer: Path_, json: bool = False) -> None:
+def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:
     """Say what a tokenizer folder holds: kind, vocabulary, action space, scales, what it was fitted on.
 
     Args:
@@ -340,7 +362,11 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
         sys.stdout.write(f"actionpiece {__version__}\n")
         return
     tyro.extras.subcommand_cli_from_dict(
-        table, prog=program, description=about, args=list(arguments) or ["--help"], config=(tyro.conf.FlagCreatePairsOff,)
+        table,
+        prog=program,
+        description=about,
+        args=list(arguments) or ["--help"],
+        config=(tyro.conf.FlagCreatePairsOff,),
     )
 
 
@@ -365,7 +391,7 @@ def main() -> None:
         _errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        _errors.print("actionpiece: interrupted", highlight=False)
+        _errors.print("actionpiece: interrupted", highlight=False, soft_wrap=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader of a pipe went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

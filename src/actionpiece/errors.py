@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class ActionPieceError(ValueError):
+class ActionPieceError(Exception):
     """Something the caller gave cannot be used: a file, a shape, a name, a setting."""
 
 

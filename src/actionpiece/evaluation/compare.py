@@ -1,9 +1,10 @@
-"""Fit and score several tokenizers on the same chunks, and write what came of it: results.json and report.html."""
+"""Fit and score several tokenizers on the same chunks, and write what came of it."""
 
 from __future__ import annotations
 
 import ast
 import datetime
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -91,23 +92,24 @@ def fit(
 def compare(
     demos: Demos,
     contenders: list[Contender],
-    out: Path,
     *,
     protocol: Protocol,
     seed: int = 0,
     command: str = "",
+    save: Path | None = None,
     progress: Progress = lambda name, fraction, what: None,
-) -> dict[str, Any]:
-    """Score every contender on the same chunks; fitted ones are saved under `out`/tokenizers. Returns the results."""
-    from actionpiece.report import write_report
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Score every contender on the same chunks. Returns the results and what the report draws of them.
 
+    save: a folder under which the contenders that were fitted here are saved.
+    """
     if len({contender.name for contender in contenders}) < len(contenders):
         raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
     training = Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
     scores: list[Score] = []
     for contender in contenders:
-        name = contender.name
+        show = functools.partial(progress, contender.name)
         if contender.folder is not None:
             tokenizer = load(contender.folder)
         else:
@@ -118,16 +120,18 @@ def compare(
                 training,
                 config=contender.config,
                 seed=seed,
-                progress=lambda fraction, what, name=name: progress(name, fraction / 2, what),  # type: ignore[misc]
+                progress=lambda fraction, what, show=show: show(fraction / 2, what),  # type: ignore[misc]
             )
-            tokenizer.save_pretrained(out / "tokenizers" / _file_name(name))
-        scored = score(
-            tokenizer,
-            data,
-            name=name,
-            progress=lambda fraction, what, name=name: progress(name, 0.5 + fraction / 2, what),  # type: ignore[misc]
+            if save is not None:
+                tokenizer.save_pretrained(save / _file_name(contender.name))
+        scores.append(
+            score(
+                tokenizer,
+                data,
+                name=contender.name,
+                progress=lambda fraction, what, show=show: show(0.5 + fraction / 2, what),  # type: ignore[misc]
+            )
         )
-        scores.append(scored)
     results = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -138,17 +142,23 @@ def compare(
         "environment": environment(),
         "rows": [scored.row for scored in scores],
     }
+    return results, drawings(data, scores)
+
+
+def write_comparison(out: Path, results: dict[str, Any], pictures: dict[str, Any]) -> None:
+    """Write results.json and report.html under `out`."""
+    from actionpiece.report import write_report
+
     write_json(out / "results.json", results)
     with writing(out / "report.html") as aside:
-        write_report(aside, results, drawings(data, scores))
-    return results
+        write_report(aside, results, pictures)
 
 
 def _file_name(name: str) -> str:
     return name.replace(":", "_").replace("=", "-").replace("/", "_")
 
 
-def drawings(data: ScoringSet, scores: list[Score], *, worst: int = 1) -> dict[str, Any]:
+def drawings(data: ScoringSet, scores: list[Score]) -> dict[str, Any]:
     """What the report draws beyond the rows: example chunks with everyone's reconstruction, and distributions.
 
     chunks: each with `why` it is shown, `original` (H, D) and `decoded` {name: (H, D)}, in raw units.
@@ -161,9 +171,10 @@ def drawings(data: ScoringSet, scores: list[Score], *, worst: int = 1) -> dict[s
     moving = np.ptp(data.chunks, axis=1).max(1)
     off = np.abs(ranks - 0.5).max(0) + np.where(moving < np.median(moving), 1.0, 0.0)
     picks = [(int(off.argmin()), "typical: close to every tokenizer's median error")]
-    for row, scored in zip(errors, scores, strict=True):
-        for index in np.argsort(-row)[:worst]:
-            picks.append((int(index), f"worst of {scored.row['name']}: its largest error of all {len(row)} chunks"))
+    picks += [
+        (int(row.argmax()), f"worst of {scored.row['name']}: its largest error of all {len(row)} chunks")
+        for row, scored in zip(errors, scores, strict=True)
+    ]
     chunks = [
         {
             "why": why,

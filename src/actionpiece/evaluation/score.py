@@ -132,12 +132,14 @@ def score(
     """Encode and decode the drawn chunks and measure everything."""
     if tokenizer.horizon != data.protocol.horizon:
         raise ActionPieceError(
-            f"{name or tokenizer.kind} was fitted for {tokenizer.horizon} steps and cannot encode {data.protocol.horizon}"
+            f"{name or tokenizer.kind} was fitted for {tokenizer.horizon} steps"
+            f" and cannot encode {data.protocol.horizon}"
         )
     space = data.distance.space
     if (tokenizer.space.groups, tokenizer.space.rate) != (space.groups, space.rate):
         raise ActionPieceError(
-            f"{name or tokenizer.kind} was fitted for the action space '{tokenizer.space.name}', the data is in '{space.name}'"
+            f"{name or tokenizer.kind} was fitted for the action space '{tokenizer.space.name}',"
+            f" the data is in '{space.name}'"
         )
     progress(0.0, "encode and decode")
     ids = tokenizer.encode(data.chunks)
@@ -185,9 +187,10 @@ def score(
         "valid_dropped": valid["dropped"],
         "outside_range": tokenizer.normalizer.count_outside(data.chunks),
         **dataclasses.asdict(speed),
+        "device": str(tokenizer.device),
         "seed": tokenizer.provenance.get("seed"),
         "n": len(data.chunks),
-        "config": dataclasses.asdict(tokenizer.config),
+        "config": tokenizer.settings,
         "fingerprint": tokenizer.fingerprint(),
         "fitted_on": tokenizer.provenance,
     }
@@ -211,7 +214,6 @@ def environment() -> dict[str, Any]:
 
     from actionpiece import __version__
 
-    cuda = torch.cuda.is_available()
     return {
         "actionpiece": __version__,
         "python": platform.python_version(),
@@ -219,7 +221,7 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "tokenizers": tokenizers.__version__,
         "safetensors": safetensors.__version__,
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",

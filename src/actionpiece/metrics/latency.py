@@ -15,7 +15,8 @@ from actionpiece.tokenizers.base import ActionTokenizer
 
 @dataclass(frozen=True)
 class Latency:
-    """encode_ms, decode_ms: the median time of one chunk. encode_per_s, decode_per_s: chunks a second in a batch."""
+    """encode_ms, decode_ms: the median time of one chunk. encode_per_s, decode_per_s: chunks a second in a
+    batch, at best of a few tries."""
 
     encode_ms: float
     decode_ms: float
@@ -28,14 +29,14 @@ def latency(tokenizer: ActionTokenizer, chunks: np.ndarray, *, repeats: int = 50
     one, many = chunks[0], chunks[:batch]
     one_ids, many_ids = tokenizer.encode(one), tokenizer.encode(many)
     return Latency(
-        encode_ms=1e3 * _median(lambda: tokenizer.encode(one), repeats),
-        decode_ms=1e3 * _median(lambda: tokenizer.decode(one_ids), repeats),
-        encode_per_s=len(many) / _median(lambda: tokenizer.encode(many), 3),
-        decode_per_s=len(many) / _median(lambda: tokenizer.decode(many_ids), 3),
+        encode_ms=1e3 * statistics.median(_times(lambda: tokenizer.encode(one), repeats)),
+        decode_ms=1e3 * statistics.median(_times(lambda: tokenizer.decode(one_ids), repeats)),
+        encode_per_s=len(many) / min(_times(lambda: tokenizer.encode(many), 7)),
+        decode_per_s=len(many) / min(_times(lambda: tokenizer.decode(many_ids), 7)),
     )
 
 
-def _median(call: Callable[[], object], repeats: int) -> float:
+def _times(call: Callable[[], object], repeats: int) -> list[float]:
     call()  # warm up
     times = []
     for _ in range(repeats):
@@ -44,4 +45,4 @@ def _median(call: Callable[[], object], repeats: int) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times

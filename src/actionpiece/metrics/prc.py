@@ -220,7 +220,8 @@ def _merge_ties(ordered: Tensor, starts: Tensor | None = None) -> Tensor:
     """
     new = torch.ones_like(ordered, dtype=torch.bool)
     later, earlier = ordered[..., 1:], ordered[..., :-1]
-    new[..., 1:] = (later - earlier > 1e-10 * later) & (later > 1e-24)
+    # In this form infinity, the distance of what is not allowed, is not equal to anything finite.
+    new[..., 1:] = (later * (1 - 1e-10) > earlier) & (later > 1e-24)
     if starts is not None:
         new |= starts
     place = torch.arange(ordered.shape[-1], device=ordered.device).expand_as(ordered)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 15
+_BLOCK = {"cpu": 1 << 11, "cuda": 1 << 17}  # rows at a time: what fits in a cache, what fills a GPU
 
 
 def nearest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """For each row of x (N, d): the nearest centroid (N,) of (K, d), and the squared distance to it."""
     half = centroids.square().sum(1) / 2
     index, score = [], []
-    for block in x.split(_BLOCK):
+    for block in x.split(_BLOCK[x.device.type]):
         # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c, without the N x K differences
         best = torch.addmm(half, block, centroids.T, alpha=-1).min(1)
         index.append(best.indices)
@@ -21,18 +21,36 @@ def nearest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kmeans(x: Tensor, k: int, *, iterations: int = 25, generator: torch.Generator, tolerance: float = 1e-4) -> Tensor:
-    """Centroids (K, d) of rows (N, d).
+    """Centroids (K, d) of rows (N, d): k-means++ and Lloyd's iterations until the error falls by less than `tolerance`.
 
-    Starts from k-means++ on a sample, runs Lloyd's iterations on a sample of 64 rows per cluster first (cheap, and
-    most of the way) and on all rows then, until the error falls by less than `tolerance` of itself. Clusters left
-    empty move to the rows that are farthest from their centroid. With fewer distinct rows than clusters, the
-    spare centroids repeat a row.
+    With fewer distinct rows than clusters, the spare centroids repeat a row.
     """
-    sample = x[torch.randperm(len(x), generator=generator)[: 64 * k]] if len(x) > 64 * k else x
-    centroids = _plus_plus(sample, k, generator)
-    if len(sample) < len(x):
-        centroids = _lloyd(sample, centroids, iterations, 10 * tolerance)
-    return _lloyd(x, centroids, iterations, tolerance)
+    centroids = _plus_plus(x, k, generator)
+    last = torch.inf
+    for _ in range(iterations):
+        moved, _index, error = _step(x, centroids)
+        if last - error <= tolerance * error:
+            break
+        centroids, last = moved, error
+    return centroids
+
+
+def lloyd_step(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """One of Lloyd's iterations: the means of each centroid's rows, and which centroid each row was nearest to."""
+    moved, index, _ = _step(x, centroids)
+    return moved, index
+
+
+def _step(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, float]:
+    index, distance = nearest(x, centroids)
+    sums = torch.zeros_like(centroids).index_add_(0, index, x)
+    counts = torch.bincount(index, minlength=len(centroids))
+    moved = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centroids)
+    empty = torch.nonzero(counts == 0).flatten()
+    if len(empty):  # move them to the rows that are farthest from their centroid
+        far = distance.topk(min(len(empty), len(x))).indices
+        moved[empty[: len(far)]] = x[far]
+    return moved, index, float(distance.mean())
 
 
 def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -50,21 +68,3 @@ def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
         chosen.append(x[at])
         distance = torch.minimum(distance, (x - x[at]).square().sum(1))
     return torch.cat(chosen)
-
-
-def _lloyd(x: Tensor, centroids: Tensor, iterations: int, tolerance: float) -> Tensor:
-    last = torch.inf
-    for _ in range(iterations):
-        index, distance = nearest(x, centroids)
-        error = float(distance.mean())
-        sums = torch.zeros_like(centroids).index_add_(0, index, x)
-        counts = torch.bincount(index, minlength=len(centroids))
-        centroids = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centroids)
-        empty = torch.nonzero(counts == 0).flatten()
-        if len(empty):
-            far = distance.topk(min(len(empty), len(x))).indices
-            centroids[empty[: len(far)]] = x[far]
-        if last - error <= tolerance * error:
-            break
-        last = error
-    return centroids

@@ -15,7 +15,7 @@ from actionpiece.report.svg import drawing, inline
 from actionpiece.report.text import plain, shorten
 
 _SHOWN = 8  # columns of a chunk that are drawn
-_WIDTH, _HEIGHT = 232, 150
+_WIDTH, _HEIGHT = 184, 132
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,16 @@ def column_panel(example: Example, column: int, label: str, span: float, looks: 
     front = example.worst_of or tuple(example.decoded)
     with drawing():
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
-        axes = figure.add_axes((44 / _WIDTH, 22 / _HEIGHT, (_WIDTH - 52) / _WIDTH, (_HEIGHT - 44) / _HEIGHT))
+        axes = figure.add_axes((44 / _WIDTH, 20 / _HEIGHT, (_WIDTH - 50) / _WIDTH, (_HEIGHT - 40) / _HEIGHT))
         axes.grid(axis="y")
         axes.plot(steps, original, color=INK, linewidth=3.2, alpha=0.35)
         axes.plot(steps, original, "o", color=INK, markersize=2.6)
         for name, values in sorted(example.decoded.items(), key=lambda item: item[0] in front):
             look, ahead = looks[name], name in front
             axes.plot(
-                *(steps, values[:, column], look.line),
+                steps,
+                values[:, column],
+                linestyle=look.line,
                 color=look.colour,
                 linewidth=1.7 if ahead else 0.9,
                 alpha=1.0 if ahead else 0.55,
@@ -88,8 +90,8 @@ def column_panel(example: Example, column: int, label: str, span: float, looks: 
         # A column that hardly moves must not have its rounding errors blown up to the height of the panel.
         middle, half = (drawn.max() + drawn.min()) / 2, max(float(np.ptp(drawn)) * 0.56, 0.02 * span)
         axes.set_ylim(middle - half, middle + half)
-        axes.yaxis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(labelsize=10)
-        axes.set_title(shorten(label, 26))
+        axes.set_title(shorten(label, 22))
         return inline(figure, ident, f"{plain(label)} of chunk {example.index} over its {len(steps)} steps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,7 +23,7 @@ def describe_tokenizer(tokenizer: ActionTokenizer) -> dict[str, Any]:
         "vocab_size": tokenizer.vocab_size,
         "token_order": tokenizer.token_order,
         "has_prefix": tokenizer.has_prefix,
-        "config": dataclasses.asdict(tokenizer.config),
+        "config": tokenizer.settings,
         "space": space.to_dict(),
         "normalizer": tokenizer.normalizer.to_dict(),
         "physical_scales": tokenizer.distance.to_dict(),
@@ -38,7 +37,9 @@ def show_tokenizer(console: Console, facts: dict[str, Any]) -> None:
     """Print what `describe_tokenizer` gave."""
     tokens = facts["tokens_per_chunk"] or "a varying number of"
     space = facts["space"]
-    console.print(f"[bold]{facts['kind']}[/bold]: {tokens} tokens of {facts['vocab_size']} for {facts['horizon']} steps")
+    console.print(
+        f"[bold]{facts['kind']}[/bold]: {tokens} tokens of {facts['vocab_size']} for {facts['horizon']} steps"
+    )
     table = _facts_table()
     table.add_row("token order", facts["token_order"])
     table.add_row("prefix decoding", "yes" if facts["has_prefix"] else "no")
@@ -88,14 +89,18 @@ def show_kinds(console: Console, kinds: list[dict[str, Any]], spaces: list[dict[
 def show_data(console: Console, facts: dict[str, Any]) -> None:
     """Print what `actionpiece.data.info` found."""
     kind = " [yellow](generated demonstrations)[/yellow]" if facts["generated"] else ""
-    console.print(f"[bold]{escape(facts['name'])}[/bold]{kind}: {facts['episodes']:,} episodes, {facts['steps']:,} steps")
+    console.print(
+        f"[bold]{escape(facts['name'])}[/bold]{kind}: {facts['episodes']:,} episodes, {facts['steps']:,} steps"
+    )
     length, table = facts["length"], _facts_table()
     rate = f"{facts['rate']:g} Hz" if facts["rate"] else "unknown"
     table.add_row("episode length", f"{length['min']} to {length['max']} steps, median {length['median']:g}")
     table.add_row("control rate", rate)
     table.add_row("action space", facts["space"] or "not known: pass --space, or write a data card")
     table.add_row("tasks", str(facts["tasks"]) if facts["tasks"] else "not named")
-    table.add_row("idle steps", f"{facts['idle_share']:.1%} ({facts['idle_rule']}), repeated {facts['repeated_share']:.1%}")
+    table.add_row(
+        "idle steps", f"{facts['idle_share']:.1%} ({facts['idle_rule']}), repeated {facts['repeated_share']:.1%}"
+    )
     for label in ("licence", "note"):
         if facts[label]:
             table.add_row(label, Text(facts[label]))

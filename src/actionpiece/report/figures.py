@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from actionpiece.report.labels import place
 from actionpiece.report.looks import CARD, INK, MUTED, Look
 from actionpiece.report.scales import Scale, floor_of, logarithmic, nines
 from actionpiece.report.svg import drawing, inline
+from actionpiece.report.text import E4, plain, shorten
 from actionpiece.report.text import figure as written
-from actionpiece.report.text import plain, shorten
 
 Row = dict[str, Any]
 Looks = dict[str, Look]
 
-_WIDE = 480
+_WIDE, _TALL = 420, 350
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -34,6 +35,10 @@ def _panel(width: float, height: float, left: float, bottom: float, right: float
     return figure, figure.add_axes(box)
 
 
+def _dot(axes: Axes, x: float, y: float, look: Look) -> None:
+    axes.plot([x], [y], look.marker, color=look.colour, markersize=8, markeredgecolor=CARD, clip_on=False)
+
+
 def tradeoff(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     """MSE against PRC, every point labelled with its tokenizer and its bits; rows without a PRC are not drawn."""
     known = [row for row in rows if row["prc"] is not None]
@@ -42,23 +47,21 @@ def tradeoff(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     alt = "Scatter plot of mean squared error against physical rank consistency. " + "; ".join(
         f"{plain(row['name'])}: MSE {written(1e4 * row['mse'])}e-4, PRC {row['prc']:.4f}" for row in known
     )
-    texts = [f"{shorten(row['name'], 22)} · {row['bits_per_chunk']:.0f} b" for row in known]
-    return _scatter(
-        known, looks, texts, (scale, 1e4 * mse, "MSE ×10⁻⁴   (← better)"), (nines, prc, "PRC   (better →)"), ident, alt
-    )
+    texts = [f"{shorten(row['name'], 18)} · {row['bits_per_chunk']:.0f} b" for row in known]
+    x, y = (scale, 1e4 * mse, f"MSE {E4}   (← better)"), (nines, prc, "PRC   (better →)")
+    return _scatter(known, looks, texts, x, y, ident, alt)
 
 
 def cost(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     """Bits of a chunk against MSE: what precision costs."""
     mse, bits = (np.array([row[key] for row in rows], float) for key in ("mse", "bits_per_chunk"))
-    across, up = logarithmic(floor_of(bits)), logarithmic(floor_of(1e4 * mse))
     alt = "Scatter plot of bits per chunk against mean squared error. " + "; ".join(
         f"{plain(row['name'])}: {row['bits_per_chunk']:.0f} bits, MSE {written(1e4 * row['mse'])}e-4" for row in rows
     )
-    texts = [shorten(row["name"], 24) for row in rows]
-    return _scatter(
-        rows, looks, texts, (across, bits, "bits per chunk   (← better)"), (up, 1e4 * mse, "MSE ×10⁻⁴   (← better)"), ident, alt
-    )
+    texts = [shorten(row["name"], 22) for row in rows]
+    x = (logarithmic(floor_of(bits)), bits, "bits per chunk   (← better)")
+    y = (logarithmic(floor_of(1e4 * mse)), 1e4 * mse, f"MSE {E4}   (← better)")
+    return _scatter(rows, looks, texts, x, y, ident, alt)
 
 
 def _scatter(
@@ -71,26 +74,24 @@ def _scatter(
     alt: str,
 ) -> str:
     with drawing():
-        figure, axes = _panel(_WIDE, 400, left=58, bottom=48, right=14, top=12)
+        figure, axes = _panel(_WIDE, _TALL, left=54, bottom=48, right=14, top=12)
         xs, ys = x[0].place(x[1]), y[0].place(y[1])
-        x[0].dress(axes.xaxis, xs.tolist(), axes.set_xlim)
-        y[0].dress(axes.yaxis, ys.tolist(), axes.set_ylim)
+        x[0].dress(axes, "x", xs.tolist())
+        y[0].dress(axes, "y", ys.tolist())
         axes.set_xlabel(x[2])
         axes.set_ylabel(y[2])
         axes.grid()
         for row, at, height in zip(rows, xs, ys, strict=True):
-            look = looks[row["name"]]
-            axes.plot([at], [height], look.marker, color=look.colour, markersize=8, markeredgecolor=CARD, clip_on=False)
+            _dot(axes, float(at), float(height), looks[row["name"]])
         points = [(float(a), float(b)) for a, b in axes.transData.transform(np.column_stack((xs, ys)))]
         frame = axes.bbox
-        sizes = [(6.7 * len(text) + 2, 13.0) for text in texts]
+        sizes = [(6.5 * len(text), 13.0) for text in texts]
         spots = place(points, sizes, (frame.x0 + 2, frame.y0 + 2, frame.x1 + 12, frame.y1 + 8))
-        for text, point, spot, size in zip(texts, points, spots, sizes, strict=True):
-            if spot.far:
-                end = (min(max(point[0], spot.x), spot.x + size[0]), spot.y)
-                ends = np.array((point, end)) / (_WIDE, 400)
-                axes.plot(*ends.T, color=MUTED, linewidth=0.6, transform=figure.transFigure, zorder=1)
-            figure.text(spot.x / _WIDE, spot.y / 400, text, va="center", fontsize=11)
+        for text, point, spot in zip(texts, points, spots, strict=True):
+            if spot.end is not None:
+                ends = np.array((point, spot.end)) / (_WIDE, _TALL)
+                axes.plot(*ends.T, color=MUTED, linewidth=0.7, transform=figure.transFigure, zorder=1)
+            figure.text(spot.x / _WIDE, spot.y / _TALL, text, va="center", ha=spot.align, fontsize=11)
         return inline(figure, ident, alt)
 
 
@@ -111,14 +112,19 @@ def _ledger(names: Sequence[str], right: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _beside(axes: Axes, text: str, x: float, y: float) -> None:
+    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=10, color=MUTED)
+
+
 def group_bars(rows: Sequence[Row], group: str, looks: Looks, ident: str) -> str:
-    """The root mean square error of one group of columns, and in words its worst case and flips."""
+    """The root mean square error of one group of columns, and in words its worst case, or a gripper's flips."""
     names = [row["name"] for row in rows]
     errors = [next(g for g in row["groups"] if g["name"] == group) for row in rows]
-    unit = {"deg": "degrees", "opening": "opening, 0 to 1", "raw": "raw units"}.get(errors[0]["unit"], errors[0]["unit"])
+    unit = errors[0]["unit"]
+    unit = {"deg": "degrees", "opening": "opening, 0 to 1", "raw": "raw units"}.get(unit, unit)
     said = [
-        f"{written(e['rmse'])}  worst {written(e['worst'])}"
-        + (f", flips {100 * e['flips']:.2f} %" if e["flips"] is not None else "")
+        f"{written(e['rmse'])} · "
+        + (f"worst {written(e['worst'])}" if e["flips"] is None else f"flips {100 * e['flips']:.2f} %")
         for e in errors
     ]
     alt = f"Error of {plain(group)} in {plain(unit)}. " + "; ".join(
@@ -127,11 +133,14 @@ def group_bars(rows: Sequence[Row], group: str, looks: Looks, ident: str) -> str
     with drawing():
         figure, axes = _ledger(names, right=10)
         top = max(e["rmse"] for e in errors) or 1.0
-        axes.set_xlim(0, top * (2.1 if errors[0]["flips"] is None else 2.7))
+        room = float(axes.bbox.width)
+        axes.set_xlim(
+            0, top * room / (room - 6.2 * max(map(len, said)) - 8)
+        )  # the words beside the longest bar fit too
         for i, (name, e, text) in enumerate(zip(names, errors, said, strict=True)):
             axes.barh(i, e["rmse"], height=0.62, color=looks[name].colour)
-            axes.annotate(text, (e["rmse"], i), (5, 0), textcoords="offset points", va="center", fontsize=10, color=MUTED)
-        axes.set_xticks([t for t in axes.get_xticks() if t <= top * 1.001])
+            _beside(axes, text, e["rmse"], i)
+        axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, top) if tick <= 1.001 * top])
         axes.spines["bottom"].set_bounds(0, top)
         axes.set_xlabel(f"root mean square error, {plain(unit)}", loc="left")
         return inline(figure, ident, alt)
@@ -139,7 +148,7 @@ def group_bars(rows: Sequence[Row], group: str, looks: Looks, ident: str) -> str
 
 def rank_strips(rho: dict[str, Any], looks: Looks, ident: str) -> str:
     """Per-anchor Spearman correlations: how many neighbourhoods are kept badly, and not only on average."""
-    label = "Spearman correlation of an anchor's neighbourhood   (better →)"
+    label = "rank correlation of an anchor   (better →)"
     return _strips(_finite(rho), looks, nines, label, "Distribution of rank correlations over anchors", ident)
 
 
@@ -147,8 +156,8 @@ def error_strips(chunk_mse: dict[str, Any], looks: Looks, ident: str) -> str:
     """Per-chunk mean squared errors."""
     values = {name: 1e4 * array for name, array in _finite(chunk_mse).items()}
     scale = logarithmic(floor_of(np.concatenate(list(values.values()))))
-    label = "MSE of a chunk ×10⁻⁴   (← better)"
-    return _strips(values, looks, scale, label, "Distribution of mean squared errors over chunks, ×1e-4", ident)
+    label = f"MSE of a chunk {E4}   (← better)"
+    return _strips(values, looks, scale, label, "Distribution of mean squared errors over chunks, in 1e-4", ident)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -176,32 +185,34 @@ def _strips(values: dict[str, np.ndarray], looks: Looks, scale: Scale, label: st
             axes.plot([low, high], [i, i], color=look.colour, linewidth=0.9)
             axes.plot([p5, p95], [i, i], color=look.colour, linewidth=3.5)
             axes.plot([p25, p75], [i, i], color=look.colour, linewidth=11, solid_capstyle="butt", alpha=0.55)
-            axes.plot([middle], [i], look.marker, color=look.colour, markersize=8, markeredgecolor=CARD)
+            _dot(axes, float(middle), i, look)
             mean = scale.place(values[name].mean(keepdims=True))
             axes.plot(mean, [i], "|", color=INK, markersize=15, markeredgewidth=1.6)
-        scale.dress(axes.xaxis, drawn, axes.set_xlim)
+        scale.dress(axes, "x", drawn)
         axes.set_xlabel(label, loc="left")
         return inline(figure, ident, f"{alt}. {'; '.join(said)}")
 
 
+def _curve(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """About a hundred points of a sorted frequency curve: (% of the vocabulary, frequency over the even share)."""
+    sizes = np.asarray(counts, float)
+    used = int((sizes > 0).sum())
+    if not used:
+        return np.empty(0), np.empty(0)
+    ranks = np.concatenate((np.geomspace(1, used, 60), np.linspace(1, used, 40)))
+    at = np.unique(ranks.round().astype(int))
+    return 100 * at / len(sizes), sizes[at - 1] / sizes.sum() * len(sizes)
+
+
 def code_curves(counts: dict[str, Sequence[int]], looks: Looks, ident: str) -> str:
     """How often each code occurs, most frequent first, against a vocabulary used evenly."""
-    curves = {}
-    for name, values in counts.items():
-        sizes = np.asarray(values, float)
-        share = sizes / max(sizes.sum(), 1) * len(sizes)
-        at = np.unique(np.geomspace(1, len(sizes), 60).astype(int).tolist() + np.linspace(1, len(sizes), 40).astype(int).tolist())
-        at = at[share[at - 1] > 0]
-        last = int((share > 0).sum())
-        at = np.unique([*at.tolist(), *([last] if last else [])])
-        if len(at):
-            curves[name] = (100 * at / len(sizes), share[at - 1])
+    curves = {name: curve for name, values in counts.items() if len((curve := _curve(values))[0])}
     alt = "Frequency of codes, sorted, relative to an even use of the vocabulary. " + "; ".join(
         f"{plain(name)}: most frequent code {written(float(y[0]))} times the even share, {x[-1]:.0f} % of codes used"
         for name, (x, y) in curves.items()
     )
     with drawing():
-        figure, axes = _panel(_WIDE, 330, left=58, bottom=48, right=14, top=12)
+        figure, axes = _panel(_WIDE, 300, left=54, bottom=48, right=14, top=12)
         axes.grid()
         scale = logarithmic(1e-6)
         axes.axhline(0.0, color=MUTED, linewidth=1)
@@ -209,10 +220,10 @@ def code_curves(counts: dict[str, Sequence[int]], looks: Looks, ident: str) -> s
             look = looks[name]
             places = scale.place(y)
             axes.plot(x, places, color=look.colour, linestyle=look.line, linewidth=1.8)
-            axes.plot(x[-1:], places[-1:], look.marker, color=look.colour, markersize=7, markeredgecolor=CARD, clip_on=False)
+            _dot(axes, float(x[-1]), float(places[-1]), look)
         spread = np.concatenate([[0.0], *(scale.place(y) for _, y in curves.values())])
         axes.set_xlim(0, 100)
-        scale.dress(axes.yaxis, spread.tolist(), axes.set_ylim)
+        scale.dress(axes, "y", spread.tolist())
         axes.set_xlabel("codes, most frequent first (% of the vocabulary)")
         axes.set_ylabel("frequency ÷ even share")
         return inline(figure, ident, alt)
@@ -233,7 +244,7 @@ def code_bars(rows: Sequence[Row], looks: Looks, ident: str) -> str:
         for i, (name, u, w, text) in enumerate(zip(names, used, worth, said, strict=True)):
             axes.barh(i, u, height=0.62, color=looks[name].colour, alpha=0.3)
             axes.barh(i, w, height=0.62, color=looks[name].colour)
-            axes.annotate(text, (100, i), (6, 0), textcoords="offset points", va="center", fontsize=10, color=MUTED)
+            _beside(axes, text, 100, i)
         axes.set_xticks([0, 25, 50, 75, 100])
         axes.spines["bottom"].set_bounds(0, 100)
         axes.set_xlabel("% of the vocabulary", loc="left")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
-_ANGLES = (0, 180, 45, 315, 135, 225, 90, 270)  # degrees, the most readable first
-_REACHES = (9, 18, 30, 44, 60, 80)  # distances from the point, in units of the drawing
+_ANGLES = (0, 180, 30, 330, 150, 210, 60, 300, 120, 240, 90, 270)  # degrees, the most readable first
+_REACHES = (9, 14, 22, 32, 44, 60, 80)  # distances from the point, in units of the drawing
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a label's left end and middle line go, and whether it is far enough from its point to need a leader."""
+    """Where a label goes: its middle line y, and x with what is there, its left end, right end or centre.
+
+    end: where a leader from the point would meet it, or None where the label is close enough without one.
+    """
 
     x: float
     y: float
-    far: bool
+    align: Literal["left", "right", "center"]
+    end: tuple[float, float] | None
 
 
 def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box) -> list[Placed]:
@@ -41,8 +46,18 @@ def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, fl
         assert best is not None
         _, box, reach = best
         taken.append(box)
-        placed[i] = Placed(box[0], (box[1] + box[3]) / 2, reach > 18)
+        placed[i] = _placed(points[i][0], box, reach > _REACHES[0])
     return [placed[i] for i in range(len(points))]
+
+
+def _placed(x: float, box: Box, far: bool) -> Placed:
+    # Text is held at the end nearest to its point, so that a font of another width does not open a gap.
+    middle = (box[1] + box[3]) / 2
+    if box[0] >= x:
+        return Placed(box[0], middle, "left", (box[0], middle) if far else None)
+    if box[2] <= x:
+        return Placed(box[2], middle, "right", (box[2], middle) if far else None)
+    return Placed((box[0] + box[2]) / 2, middle, "center", (x, middle) if far else None)
 
 
 def _box(point: tuple[float, float], size: tuple[float, float], angle: float, reach: float) -> Box:

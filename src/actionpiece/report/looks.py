@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 INK, MUTED, GRID, CARD = "#1c2126", "#5b646e", "#dfe3e7", "#fdfdfe"
 
 _COLOURS = (  # light page, dark page
@@ -27,7 +29,7 @@ _COLOURS = (  # light page, dark page
     ("#6c7680", "#aab4be"),
 )
 _PAGE = {"ink": (INK, "#e6e9ec"), "muted": (MUTED, "#a0a9b2"), "grid": (GRID, "#353c44"), "card": (CARD, "#1b2025")}
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "d")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "d")
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5))
 
 # What a colour in a drawing is called in the style sheet.
@@ -70,7 +72,7 @@ def swatch(look: Look, *, line: bool = True) -> str:
     from matplotlib.markers import MarkerStyle
 
     style = MarkerStyle(look.marker)
-    shapes = style.get_path().transformed(style.get_transform()).to_polygons()
+    shapes = [np.asarray(p) for p in style.get_path().transformed(style.get_transform()).to_polygons()]
     points = [" ".join(f"{14 + 8 * x:.1f},{7 - 8 * y:.1f}" for x, y in shape) for shape in shapes]
     colour = f"var(--{VARIABLES[look.colour]})"
     dash = f' stroke-dasharray="{" ".join(f"{2 * d:g}" for d in look.dash)}"' if look.dash else ""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from actionpiece.report.text import esc, figure, plain
+from actionpiece.report.text import MISSING, esc, figure, plain
 
 _FILES = 20  # files of a data set that are named
 
 
 def method(results: dict[str, Any]) -> str:
-    """The section on protocol, data, scales, machine, command and the settings of every tokenizer."""
-    return f"""<section id="method" aria-labelledby="method-title">
-<h2 id="method-title">How it was measured</h2>
-<div class="cards">
+    """Protocol, data, scales, machine, command and the settings of every tokenizer."""
+    return f"""<div class="cards">
 <div><h3>Protocol</h3>{_facts(_protocol(results))}</div>
 <div><h3>Data</h3>{_facts(_data(results["data"]))}</div>
 <div><h3>Physical scales</h3>
@@ -35,8 +33,7 @@ def method(results: dict[str, Any]) -> str:
 {"".join(_tokenizer(row, results["data"]) for row in results["rows"])}</tbody>
 </table>
 </div>
-{_files(results["data"])}</section>
-"""
+{_files(results["data"])}"""
 
 
 def _facts(facts: Iterable[tuple[str, object]]) -> str:
@@ -125,8 +122,8 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         f"{row['vocab_size']:,}",
         settings,
         origin,
-        "–" if seconds is None else f"{figure(seconds)} s",
-        "–" if row["seed"] is None else row["seed"],
+        MISSING if seconds is None else f"{figure(seconds)} s",
+        MISSING if row["seed"] is None else row["seed"],
         f"{row['outside_range']:,} values",
         row["fingerprint"][:12],
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actionpiece.report.tables import Column, Row, cells, columns
-from actionpiece.report.text import listed, plain
+from actionpiece.report.text import E4, listed, plain
 
 
 def title_of(results: dict[str, Any]) -> str:
@@ -43,14 +43,14 @@ def best_sentence(rows: Sequence[Row]) -> str:
     """Who has the lowest error, the best PRC and the fewest bits, in words that claim no more than was measured."""
     wanted = {column.title: column for column in columns(rows) if column.title in ("MSE", "PRC", "bits")}
     if len(rows) == 1:
-        said = [f"an MSE of {_text(wanted['MSE'], rows)} ×10⁻⁴"]
+        said = [f"an MSE of {_text(wanted['MSE'], rows)} {E4}"]
         said.append("no PRC" if rows[0]["prc"] is None else f"a PRC of {_text(wanted['PRC'], rows)}")
         said.append(f"{_text(wanted['bits'], rows)} bits per chunk")
         return f"On these chunks, {plain(rows[0]['name'])} has {listed(said)}."
     leads: dict[tuple[str, ...], list[str]] = {}
     alike: list[str] = []
     phrases = {
-        "MSE": ("the lowest MSE ({} ×10⁻⁴)", "MSE"),
+        "MSE": (f"the lowest MSE ({{}} {E4})", "MSE"),
         "PRC": ("the highest PRC ({})", "PRC"),
         "bits": ("the fewest bits per chunk ({})", "bits"),
     }

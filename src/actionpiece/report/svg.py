@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 from actionpiece.report.looks import GRID, INK, MUTED, VARIABLES
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud, and is set in the page's font
     "svg.hashsalt": "actionpiece",  # ids would be random otherwise
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign

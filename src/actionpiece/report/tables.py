@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from actionpiece.report.text import plain
+from actionpiece.report.text import E3, E4, MISSING, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, Any]
-MISSING = "–"
+
+_BRIEF_GROUPS = 4  # what fits eighty characters
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Column:
     part: the heading it stands under. title, unit: its own heading. meaning: a sentence for the legend.
     value: what a row has there, None where it has nothing. better: which end is good, None where neither is.
     decimals: digits after the point; None chooses them so that the smallest value still shows two digits.
-    brief: whether a console has room for it.
+    brief: its turn on a console, where room is short; 0 where it has none.
     """
 
     part: str
@@ -33,7 +34,7 @@ class Column:
     value: Callable[[Row], float | None]
     better: Literal["low", "high"] | None = None
     decimals: int | None = None
-    brief: bool = False
+    brief: int = 0
 
     @property
     def heading(self) -> str:
@@ -84,19 +85,24 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def console_table(rows: Sequence[Row]) -> Table:
-    """The columns that fit a console, the best of each in bold green."""
+    """The columns that fit a console, the most telling first, and the best of each in bold green."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = [column for column in columns(rows) if column.brief]
+    every = columns(rows)
+    shown = sorted((column for column in every if column.brief), key=lambda column: column.brief)
     body = [cells(column, rows) for column in shown]
-    table = Table(header_style="bold")
-    table.add_column("tokenizer", overflow="fold")
-    for column in shown:
-        table.add_column(Text(f"{column.title}\n{column.unit}"), justify="right")
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0))
+    longest = max((len(plain(row["name"])) for row in rows), default=0)
+    table.add_column("tokenizer", overflow="fold", min_width=min(max(longest, 9), 12 if len(shown) < 8 else 9))
+    for column, written in zip(shown, body, strict=True):
+        heading = Text(f"{column.title.replace('_', ' ')}\n{column.unit}", overflow="fold")  # long names break at words
+        table.add_column(heading, justify="right", min_width=max((len(c.text) for c in written), default=1))
     for i, row in enumerate(rows):
         figures = (column[i] for column in body)
         table.add_row(Text(plain(row["name"])), *(Text(c.text, "bold green" if c.best else "") for c in figures))
+    table.caption = f"{len(every) - len(shown)} more columns are not shown"
     return table
 
 
@@ -140,10 +146,10 @@ def _of_group(name: str, key: str, factor: float = 1.0) -> Callable[[Row], float
 def _cost() -> list[Column]:
     part = "Cost of a chunk"
     tokens = "Tokens of one chunk, the mean where the number varies. Fewer are better."
-    bits = "Tokens × log2 of the vocabulary, the most that one chunk can say. Fewer are better."
+    bits = "Tokens times log2 of the vocabulary, the most that one chunk can say. Fewer are better."
     return [
-        Column(part, "tokens", "", tokens, _of("tokens_per_chunk"), "low", brief=True),
-        Column(part, "bits", "", bits, _of("bits_per_chunk"), "low", 1, brief=True),
+        Column(part, "tokens", "", tokens, _of("tokens_per_chunk"), "low", brief=1),
+        Column(part, "bits", "", bits, _of("bits_per_chunk"), "low", 1, brief=1),
     ]
 
 
@@ -152,20 +158,21 @@ def _fidelity(rows: Sequence[Row]) -> list[Column]:
     mse = "Mean squared error in coordinates scaled to [-1, 1], the same for all tokenizers. Lower is better."
     l1 = "Mean absolute error in the same coordinates. Lower is better."
     found = [
-        Column(part, "MSE", "×10⁻⁴", mse, _of("mse", 1e4), "low", brief=True),
-        Column(part, "L1", "×10⁻³", l1, _of("l1", 1e3), "low"),
+        Column(part, "MSE", E4, mse, _of("mse", 1e4), "low", brief=1),
+        Column(part, "L1", E3, l1, _of("l1", 1e3), "low"),
     ]
     # Contenders share one action space; the first row names its groups.
-    for group in rows[0]["groups"] if rows else []:
+    for i, group in enumerate(rows[0]["groups"] if rows else []):
+        brief = 3 if i < _BRIEF_GROUPS else 0
         name, label, unit = group["name"], plain(group["name"]), group["unit"]
         if group["kind"] == "gripper":
             meaning = f"Share of steps at which {label} goes from open to closed or back by mistake. Lower is better."
             value = _of_group(name, "flips", 100)
-            found.append(Column(part, f"{label} flips", "%", meaning, value, "low", 2, brief=True))
+            found.append(Column(part, f"{label} flips", "%", meaning, value, "low", 2, brief=brief))
         else:
             length = "angle" if group["kind"] == "rotation" else "length"
-            meaning = f"Root mean square over steps of the {length} of the error in {label}, in {unit}. Lower is better."
-            found.append(Column(part, label, unit, meaning, _of_group(name, "rmse"), "low", brief=True))
+            meaning = f"Root mean square over steps of the error's {length} in {label}, in {unit}. Lower is better."
+            found.append(Column(part, label, unit, meaning, _of_group(name, "rmse"), "low", brief=brief))
     unit = plain(rows[0]["jerk_unit"]).replace("^3", "³") if rows else ""
     meaning = "Root mean square error of the third derivative of the commanded motion: roughness. Lower is better."
     found.append(Column(part, "jerk error", unit, meaning, _of("jerk_error"), "low"))
@@ -179,11 +186,13 @@ def _ranks() -> list[Column]:
         "1 is perfect, 0 is chance. Higher is better."
     )
     across = "PRC when neighbours must come from other episodes than the chunk itself. Higher is better."
-    left = "Chunks left out of PRC because all their neighbours are equally far (idle duplicates); a property of the data."
+    left = (
+        "Chunks left out of PRC because their neighbours are all equally far (idle duplicates). A property of the data."
+    )
     collapsed = "Chunks whose neighbours all decode to the same distance; they count as 0. Fewer are better."
     return [
-        Column(part, "PRC", "", kept, _of("prc"), "high", 4, brief=True),
-        Column(part, "PRC across", "episodes", across, _of("prc_across_episodes"), "high", 4, brief=True),
+        Column(part, "PRC", "", kept, _of("prc"), "high", 4, brief=2),
+        Column(part, "PRC across episodes", "", across, _of("prc_across_episodes"), "high", 4),
         Column(part, "left out", "chunks", left, _of("prc_left_out"), None, 0),
         Column(part, "collapsed", "chunks", collapsed, _of("prc_collapsed"), "low", 0),
     ]
@@ -192,7 +201,7 @@ def _ranks() -> list[Column]:
 def _tokens() -> list[Column]:
     part = "Tokens"
     used = "Share of the vocabulary that occurs in these chunks. Higher is better."
-    perplexity = "How many equally frequent codes the tokens are worth; compare it with the vocabulary, not between rows."
+    perplexity = "How many equally frequent codes the tokens are worth. To be read against the vocabulary."
     overlap = "Share of tokens that stay the same one step later. Higher means steadier targets for a policy."
     changed = "Share of sequences that still decode after one random token was changed. Higher is better."
     dropped = (
@@ -203,7 +212,7 @@ def _tokens() -> list[Column]:
         Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1),
         Column(part, "perplexity", "codes", perplexity, _of("perplexity"), None, 1),
         Column(part, "overlap", "%", overlap, _of("overlap", 100), "high", 1),
-        Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1, brief=True),
+        Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1),
         Column(part, "valid, dropped", "%", dropped, _of("valid_dropped", 100), None, 1),
     ]
 
@@ -214,7 +223,7 @@ def _speed() -> list[Column]:
     many = "Chunks {}d in a second, in batches. Higher is better."
     return [
         Column(part, "encode", "ms", one.format("encode"), _of("encode_ms"), "low", 2),
-        Column(part, "decode", "ms", one.format("decode"), _of("decode_ms"), "low", 2, brief=True),
+        Column(part, "decode", "ms", one.format("decode"), _of("decode_ms"), "low", 2),
         Column(part, "encode", "chunks/s", many.format("encode"), _of("encode_per_s"), "high", -1),
         Column(part, "decode", "chunks/s", many.format("decode"), _of("decode_per_s"), "high", -1),
     ]

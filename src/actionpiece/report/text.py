@@ -6,9 +6,12 @@ import html
 import math
 from collections.abc import Iterable
 
+MISSING = "\N{EN DASH}"  # where there is nothing to measure
+E4, E3 = "\N{MULTIPLICATION SIGN}10⁻⁴", "\N{MULTIPLICATION SIGN}10⁻³"  # the scales in which MSE and L1 are written
+
 
 def plain(text: object) -> str:
-    """One printable line: control characters and lone surrogates, which no document may hold, become a space or a dot."""
+    """One printable line: control characters and lone surrogates, which no page may hold, become spaces or dots."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "·" for c in str(text))
 
 

@@ -49,13 +49,15 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         super().__init__()
         if not isinstance(config, self.config_class):
             raise ActionPieceError(f"{self.kind} needs a {self.config_class.__name__}, not {type(config).__name__}")
-        if normalizer.dim != space.dim or distance.space != space or horizon < 1:
+        if not isinstance(horizon, (int, np.integer)) or horizon < 1:
+            raise ActionPieceError(f"{self.kind}: horizon must be a whole number of steps, not {horizon!r}")
+        if normalizer.dim != space.dim or distance.space != space:
             raise ActionPieceError(f"{self.kind}: normaliser, distance and action space do not belong together")
         self.config = config
         self.space = space
         self.normalizer = normalizer
         self.distance = distance
-        self.horizon = horizon
+        self.horizon = int(horizon)
         self.provenance: dict[str, Any] = {}
         self.register_buffer("_device", torch.empty(0), persistent=False)
 

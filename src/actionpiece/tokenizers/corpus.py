@@ -1,6 +1,6 @@
 """The tokens of a whole data set, written to parquet shards: what a policy is trained on.
 
-A folder holds `manifest.json` (which tokenizer, which data, how it was cut) and `tokens-00000.parquet` and so on, with
+A folder holds `_manifest.json` (which tokenizer, which data, how it was cut) and `tokens-00000.parquet` and so on, with
 the columns `episode`, `start`, `split` and `ids`. Every shard is written aside and renamed, so an interrupted run
 leaves only whole shards, and running the same command again goes on where it stopped.
 """
@@ -20,7 +20,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.tokenizers.base import ActionTokenizer
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"  # parquet readers of a folder pass over names with an underscore
 
 
 def tokenize(
@@ -47,7 +47,8 @@ def tokenize(
         raise ActionPieceError(f"a shard needs at least one chunk, not {shard}")
     chunks = Chunks(demos, np.arange(len(demos)), tokenizer.horizon, stride, tail)
     count = math.ceil(len(chunks) / shard)
-    manifest = {
+    shards = [f"tokens-{i:05d}.parquet" for i in range(count)]
+    manifest: dict[str, Any] = {
         "tokenizer": {
             "kind": tokenizer.kind,
             "fingerprint": tokenizer.fingerprint(),
@@ -55,12 +56,12 @@ def tokenize(
         },
         "data": demos.describe(tail=tail),
         "chunks": chunks.describe(),
-        "shards": [f"tokens-{i:05d}.parquet" for i in range(count)],
+        "shards": shards,
         "chunks_per_shard": shard,
     }
     _claim(out, manifest)
     splits = _split_names(demos)
-    for number, name in enumerate(manifest["shards"]):
+    for number, name in enumerate(shards):
         first, last = number * shard, min((number + 1) * shard, len(chunks))
         path = out / name
         if not (path.is_file() and _rows(path) == last - first):

@@ -65,20 +65,25 @@ class SavedFolder:
     def _load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `_tensors`; a missing, unknown or misshapen tensor is an error."""
         expected = self._tensors()
-        for name in expected.keys() | tensors.keys():
-            if name not in tensors or name not in expected:
-                fault = "lacks" if name not in tensors else "has an unknown"
-                raise ActionPieceError(f"{TENSORS} {fault} tensor '{name}'")
+        for name in sorted(expected.keys() ^ tensors.keys()):
+            fault = "lacks" if name not in tensors else "has an unknown"
+            raise ActionPieceError(f"{TENSORS} {fault} tensor '{name}'")
+        for name in expected:
             if tensors[name].shape != expected[name].shape:
                 got, want = tuple(tensors[name].shape), tuple(expected[name].shape)
                 raise ActionPieceError(f"{TENSORS}: tensor '{name}' has shape {got}, not {want}")
         self.load_state_dict({k: v.to(expected[k].dtype) for k, v in tensors.items()})  # type: ignore[attr-defined]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain data."""
+        return dataclasses.asdict(self.config)  # type: ignore[attr-defined,no-any-return]
+
     def _description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "horizon": self.horizon,  # type: ignore[attr-defined]
-            "config": dataclasses.asdict(self.config),  # type: ignore[attr-defined]
+            "config": self.settings,
             "space": self.space.to_dict(),  # type: ignore[attr-defined]
             "normalizer": self.normalizer.to_dict(),  # type: ignore[attr-defined]
             "physical_scales": self.distance.to_dict(),  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""The table of the classical tokenizers on published splits: several seeds, test chunks scored once per seed.
+
+    python benchmarks/classical.py --data A.npz B.npz --out docs/results/classical
+
+Writes OUT.json (every row, seed, data hash, versions) and OUT.md (mean and spread over seeds).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+import actionpiece
+from actionpiece.evaluation.compare import Contender, compare
+from actionpiece.evaluation.score import Protocol
+from actionpiece.files import write_json, writing
+
+DETERMINISTIC = ("binning", "spline")  # nothing in them is random: one seed says it all
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to put into the table.
+
+    Attributes:
+        data: demonstrations with data cards; one table each.
+        out: where to write, without an ending.
+        tokenizers: as in `actionpiece compare`.
+        seeds: of the fits.
+        split: test for publication, validation for choosing.
+    """
+
+    data: tuple[str, ...]
+    out: Path
+    tokenizers: str = "binning,fast,spline,pq,pq:blend=0.5,pq:blend=0.75:groups=balanced,pq:blend=1.0:groups=balanced"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    split: str = "test"
+
+
+COLUMNS = {
+    "tokens": ("tokens_per_chunk", 1, 1),
+    "bits": ("bits_per_chunk", 1, 1),
+    "MSE x1e-4": ("mse", 1e4, 3),
+    "PRC@32": ("prc", 1, 4),
+    "PRC across episodes": ("prc_across_episodes", 1, 4),
+    "flips %": ("gripper_flips", 100, 3),
+    "perplexity": ("perplexity", 1, 0),
+    "overlap %": ("overlap", 100, 1),
+    "valid, 1 changed %": ("valid_changed", 100, 1),
+    "valid, last dropped %": ("valid_dropped", 100, 1),
+}
+
+
+def cell(rows: list[dict[str, Any]], key: str, factor: float, digits: int) -> str:
+    values = [row[key] * factor for row in rows if row[key] is not None]
+    if not values:
+        return "-"
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    text = f"{statistics.mean(values):.{digits}f}"
+    shown = spread >= 0.5 * 10**-digits
+    return f"{text} ± {spread:.{digits}f}" if shown else text
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One Markdown line per tokenizer, mean ± standard deviation over its seeds."""
+    groups = [group["name"] for group in rows[0]["groups"] if group["kind"] != "gripper"]
+    units = {group["name"]: group["unit"] for group in rows[0]["groups"]}
+    heads = ["tokenizer", *COLUMNS, *(f"{name} RMSE {units[name]}" for name in groups)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        mine = [row for row in rows if row["name"] == name]
+        cells = [cell(mine, *column) for column in COLUMNS.values()]
+        for group in groups:
+            flat = [{"rmse": next(g["rmse"] for g in row["groups"] if g["name"] == group)} for row in mine]
+            cells.append(cell(flat, "rmse", 1, 3))
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    console = Console(stderr=True)
+    documents, sections = [], []
+    for path in options.data:
+        demos = actionpiece.open_demos(path)
+        merged: dict[str, Any] = {}
+        for number, seed in enumerate(options.seeds):
+            names = [name for name in options.tokenizers.split(",") if number == 0 or name not in DETERMINISTIC]
+            results, _ = compare(
+                demos,
+                [Contender.parse(name) for name in names],
+                protocol=Protocol(split=options.split),
+                seed=seed,
+                command=f"python benchmarks/classical.py --data {demos.describe()['files'][0]['name']}",
+            )
+            merged = merged or {**results, "rows": []}
+            merged["rows"] += results["rows"]
+            for row in results["rows"]:
+                console.print(f"{demos.name} seed {seed} {row['name']}: MSE {row['mse']:.3e} PRC {row['prc']:.4f}")
+        del merged["seed"]
+        documents.append(merged)
+        note = f" ({demos.note})" if demos.note else ""
+        left = math.fsum(row["prc_left_out"] for row in merged["rows"][:1])
+        sections.append(
+            f"## {demos.name}{note}\n\n{merged['rows'][0]['n']:,} chunks of 8 steps from the {options.split} episodes; "
+            f"{left:.0f} anchors left out of PRC.\n\n{table(merged['rows'])}\n"
+        )
+        # After every data set: an interrupted run keeps what it has.
+        write_json(options.out.with_suffix(".json"), documents)
+        with writing(options.out.with_suffix(".md")) as aside:
+            aside.write_text("# Classical tokenizers on published splits\n\n" + "\n".join(sections))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,5 @@
+"""`python -m actionpiece` is the `actionpiece` command."""
+
+from actionpiece.cli import main
+
+main()

@@ -1,0 +1,267 @@
+"""The commands as a user types them: what they print, what they write, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from actionpiece import cli
+from actionpiece.data import generate
+
+ROW_KEYS = {
+    "name",
+    "tokens_per_chunk",
+    "bits_per_chunk",
+    "mse",
+    "l1",
+    "prc",
+    "prc_left_out",
+    "prc_collapsed",
+    "seed",
+    "n",
+}
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small npz with a data card, as a user would keep it."""
+    episodes, _ = generate(seed=3, episodes=12)
+    path = tmp_path_factory.mktemp("demos") / "small.npz"
+    np.savez(path, actions=np.concatenate(episodes), ep_len=np.array([len(e) for e in episodes]))
+    card = {"space": "libero", "split": {"seed": 0, "test": 3, "validation": 2}}
+    path.with_suffix(".json").write_text(json.dumps(card))
+    return path
+
+
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["actionpiece", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_fit_eval_tokenize_inspect_walk_one_folder(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pq"
+    fit = ["fit", "pq", "--data", demos, "--out", out, "--tokens", 4, "--codes", 16, "--rows", 500, "--refine", 1]
+    assert run(fit, monkeypatch) == 0
+    assert "training chunks of small" in capsys.readouterr().out
+    assert run(["eval", out, "--data", demos, "--n", 200, "--json"], monkeypatch) == 0
+    document = json.loads(capsys.readouterr().out)  # one JSON document and nothing else
+    (row,) = document["rows"]
+    assert row.keys() >= ROW_KEYS
+    assert row["name"] == "pq"
+    assert row["tokens_per_chunk"] == 4
+    assert row["bits_per_chunk"] == 16.0
+    assert row["n"] == 200
+    assert document["data"]["split"]["test"] == 3
+    assert run(["inspect", out, "--json"], monkeypatch) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["vocab_size"] == 16
+    assert facts["provenance"]["data"]["name"] == "small"
+    assert run(["inspect", out], monkeypatch) == 0
+    assert "4 tokens of 16 for 8 steps" in capsys.readouterr().out
+    shards = tmp_path / "tokens"
+    assert run(["tokenize", out, "--data", demos, "--out", shards, "--shard", 500], monkeypatch) == 0
+    manifest = json.loads((shards / "_manifest.json").read_text())
+    assert len(manifest["shards"]) == -(-manifest["chunks"]["chunks"] // 500)
+    assert pq.read_table(shards).num_rows == manifest["chunks"]["chunks"]
+
+
+def test_compare_prints_rows_and_writes_a_report(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = "binning:bins=16,fast,pq:tokens=4:codes=16:refine=1"
+    command = ["compare", "--data", demos, "--tokenizers", names, "--out", tmp_path / "out", "--n", 200, "--json"]
+    assert run(command, monkeypatch) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in printed["rows"]] == names.split(",")
+    assert all(row.keys() >= ROW_KEYS for row in printed["rows"])
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == printed
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert all(name in report for name in names.split(","))
+    # The fitted tokenizers can be compared again without fitting, and score the same.
+    folder = tmp_path / "out" / "tokenizers" / "binning_bins-16"
+    again = ["compare", "--data", demos, "--tokenizers", folder, "--out", tmp_path / "again", "--n", 200, "--json"]
+    assert run(again, monkeypatch) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["mse"], row["prc"]) == (printed["rows"][0]["mse"], printed["rows"][0]["prc"])
+
+
+def test_compare_shows_a_table_on_a_terminal(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compare", "--data", demos, "--tokenizers", "binning", "--out", tmp_path, "--n", 100]
+    assert run(command, monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "binning" in out
+    assert "report.html" in out
+
+
+def test_a_26_joint_robot_goes_through_fit_and_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "humanoid.hdf5"
+    with h5py.File(path, "w") as file:
+        for i in range(6):
+            walk = np.cumsum(rng.normal(0, 0.02, (90, 26)), 0)
+            file[f"data/demo_{i}/actions"] = walk
+    small = "pq:codes=32:refine=1"
+    command = ["compare", "--data", path, "--space", "joints:26", "--tokenizers", f"{small},binning"]
+    assert run([*command, "--out", tmp_path / "out", "--n", 80, "--json"], monkeypatch) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["groups"][0]["unit"] == "deg"
+    assert row["gripper_flips"] is None
+
+
+def test_data_info_and_list_speak_json(
+    demos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["data", "info", demos, "--json"], monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 12
+    assert run(["data", "info", demos], monkeypatch) == 0
+    assert "12 episodes" in capsys.readouterr().out
+    assert run(["list", "--json"], monkeypatch) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {kind["name"] for kind in listed["tokenizers"]} >= {"binning", "fast", "spline", "pq"}
+    assert run(["list"], monkeypatch) == 0
+    assert "aloha" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["fit"], ["data"], ["fit", "pq"], ["eval"], ["compare"], ["tokenize"]])
+def test_help_is_there_for_every_command(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "--help"], monkeypatch) == 0
+    assert "usage: actionpiece" in capsys.readouterr().out
+
+
+def bad_inputs(folder: Path) -> dict[str, list[str]]:
+    """Commands that cannot work, by what is wrong with them."""
+    good = folder / "good.npz"
+    steps = np.zeros((60, 7), np.float32)
+    steps[:, 0] = np.sin(np.arange(60))
+    np.savez(good, actions=np.concatenate([steps] * 5), ep_len=np.full(5, 60))
+    (folder / "truncated.npz").write_bytes(good.read_bytes()[:200])
+    (folder / "truncated.hdf5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    lerobot = folder / "lerobot"
+    (lerobot / "meta").mkdir(parents=True)
+    (lerobot / "data/chunk-000").mkdir(parents=True)
+    info = {
+        "codebase_version": "v2.1",
+        "fps": 20,
+        "chunks_size": 1000,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "features": {"action": {"dtype": "float32", "shape": [7]}},
+    }
+    (lerobot / "meta/info.json").write_text(json.dumps(info))
+    (lerobot / "meta/episodes.jsonl").write_text(
+        "\n".join(json.dumps({"episode_index": i, "tasks": ["x"], "length": 60}) for i in range(3))
+    )
+    for i in range(3):
+        (lerobot / f"data/chunk-000/episode_{i:06d}.parquet").write_bytes(b"PAR1 not really")
+    nan = steps.copy()
+    nan[3, 2] = np.nan
+    np.savez(folder / "nan.npz", actions=np.concatenate([nan] * 5), ep_len=np.full(5, 60))
+    (folder / "empty").mkdir()
+    fit = ["fit", "binning", "--out", str(folder / "out")]
+    libero = ["--space", "libero"]
+    return {
+        "missing file": [*fit, "--data", str(folder / "none.npz"), *libero],
+        "truncated npz": [*fit, "--data", str(folder / "truncated.npz"), *libero],
+        "truncated hdf5": [*fit, "--data", str(folder / "truncated.hdf5"), *libero],
+        "truncated parquet": [*fit, "--data", str(lerobot), *libero],
+        "NaN": [*fit, "--data", str(folder / "nan.npz"), *libero],
+        "wrong width": [*fit, "--data", str(good), "--space", "aloha"],
+        "no action space": [*fit, "--data", str(good)],
+        "unknown action space": [*fit, "--data", str(good), "--space", "nowhere"],
+        "horizon beyond every episode": [*fit, "--data", str(good), *libero, "--horizon", "99"],
+        "empty folder": [*fit, "--data", str(folder / "empty"), *libero],
+        "unknown tokenizer": [
+            "compare",
+            "--data",
+            str(good),
+            *libero,
+            "--out",
+            str(folder / "o"),
+            "--tokenizers",
+            "nope",
+        ],
+        "unknown setting": [
+            "compare",
+            "--data",
+            str(good),
+            *libero,
+            "--out",
+            str(folder / "o"),
+            "--tokenizers",
+            "pq:x=1",
+        ],
+        "bad setting": [*fit, "--data", str(good), *libero, "--bins", "1"],
+        "too few chunks": ["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--k", "200"],
+        "no tokenizer folder": ["eval", str(folder / "empty"), "--data", str(good), *libero],
+        "folder that is not ours": ["fit", "binning", "--data", str(good), *libero, "--out", str(folder)],
+        "unknown flag": [*fit, "--data", str(good), "--nonsense", "1"],
+    }
+
+
+def test_bad_input_gets_one_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for what, command in bad_inputs(tmp_path).items():
+        assert run(command, monkeypatch) == 2, what
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err + printed.out, what
+        if what != "unknown flag":  # the parser draws its own box for that
+            (line,) = printed.err.strip().splitlines()
+            assert line.startswith("actionpiece: "), what
+            assert printed.out == "", what
+    assert not (tmp_path / "out").exists()  # a fit that failed leaves nothing behind
+
+
+@pytest.mark.parametrize("damage", ["foreign tensors", "truncated tensors", "future", "no config", "not json"])
+def test_a_damaged_tokenizer_folder_is_said_in_one_sentence(
+    damage: str, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "spline"
+    assert run(["fit", "spline", "--data", demos, "--out", folder], monkeypatch) == 0
+    config, tensors = folder / "config.json", folder / "model.safetensors"
+    if damage == "foreign tensors":
+        from safetensors.numpy import save_file
+
+        save_file({"weight": np.zeros(3, np.float32)}, tensors)
+    elif damage == "truncated tensors":
+        tensors.write_bytes(tensors.read_bytes()[:50])
+    elif damage == "future":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"format_version": 99}))
+    elif damage == "no config":
+        config.unlink()
+    else:
+        config.write_text("{")
+    capsys.readouterr()
+    assert run(["eval", folder, "--data", demos], monkeypatch) == 2
+    printed = capsys.readouterr()
+    assert len(printed.err.strip().splitlines()) == 1
+    assert "Traceback" not in printed.err
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, actionpiece.cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m actionpiece list | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
