@@ -119,12 +119,20 @@ def make(folder: Path, text: str) -> None:
 def test_a_folder_is_made_replaced_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     make(folder, "one")
-    (folder / "extra").write_text("old")
     make(folder, "two")
     assert [path.name for path in folder.iterdir()] == ["marker.json"]
     assert (folder / "marker.json").read_text() == "two"
     assert os.listdir(folder.parent) == ["out"]
     assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_with_somebodys_notes_in_it_is_not_replaced(tmp_path: Path) -> None:
+    make(tmp_path / "out", "one")
+    (tmp_path / "out" / "notes.txt").write_text("do not touch")
+    with pytest.raises(ActionPieceError, match=r"also holds notes\.txt"):
+        make(tmp_path / "out", "two")
+    assert (tmp_path / "out" / "marker.json").read_text() == "one"
+    assert os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

@@ -34,8 +34,8 @@ def writing(path: Path) -> Iterator[Path]:
 def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     """Yield a temporary folder; put it in place of `path` if the block succeeds.
 
-    A folder is only ever replaced when it is empty or holds `marker`, the file that says it is one of ours:
-    a mistyped `--out` must not cost anybody their data.
+    A folder is only ever replaced when it is empty, or holds `marker`, the file that says it is one of ours, and
+    nothing that is not written anew: a mistyped `--out` must not cost anybody their data.
     """
     path = path.resolve()  # a link to a folder, or ".", cannot be renamed
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,19 +49,23 @@ def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     aside.chmod(0o755)
     try:
         yield aside
+        if not path.is_dir():
+            os.replace(aside, path)
+            return
+        for found in sorted(path.rglob("*")):
+            if not (aside / found.relative_to(path)).exists():
+                raise ActionPieceError(
+                    f"{path} also holds {found.relative_to(path)}, so it is not replaced; move it away"
+                )
         # A folder cannot be swapped in one step everywhere, so the old one steps aside first.
         old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
-        replaced = path.is_dir()
+        os.replace(path, old)
         try:
-            if replaced:
-                os.replace(path, old)
             os.replace(aside, path)
         except BaseException:
-            if replaced and not path.exists():
-                os.replace(old, path)
+            os.replace(old, path)
             raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -38,7 +38,7 @@ class Group:
     name: unique in the space; the kind when left empty.
     unit: physical size of one raw unit: metres for translation, radians for joints and for axis-angle and Euler
         rotations. Other kinds have none.
-    delta: whether a command is a change (True) or a target (False). Always False for grippers and other columns.
+    delta: whether a command is a change (True) or a target (False). A gripper's is always a target.
     form, order: how a rotation is written. Euler orders are scipy's: lower case turns about fixed axes, upper case
         about moving ones. Quaternions are wxyz or xyzw. 6D and matrix forms list their columns or their rows.
     open, closed: the raw gripper values of an open and a closed gripper; their order is its polarity.

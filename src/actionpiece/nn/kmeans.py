@@ -28,10 +28,10 @@ def kmeans(x: Tensor, k: int, *, iterations: int = 25, generator: torch.Generato
     centroids = _plus_plus(x, k, generator)
     last = torch.inf
     for _ in range(iterations):
-        moved, _index, error = _step(x, centroids)
+        centroids, _, error = _step(x, centroids)
         if last - error <= tolerance * error:
             break
-        centroids, last = moved, error
+        last = error
     return centroids
 
 

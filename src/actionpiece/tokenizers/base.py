@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actionpiece.arrays import chunks_tensor, to_tensor
 from actionpiece.distance import PhysicalDistance
@@ -27,7 +27,7 @@ Progress = Callable[[float, str], None]  # fraction done, what is being done
 BLOCK = 16384  # chunks worked on at a time, so that a large batch does not need a large machine
 
 
-class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
+class ActionTokenizer(SavedFolder, abc.ABC):
     """Turns action chunks into token ids and back.
 
     kind: the tokenizer's name in files and commands.
@@ -46,19 +46,13 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
     def __init__(
         self, config: Any, *, space: ActionSpace, normalizer: Normalizer, distance: PhysicalDistance, horizon: int
     ) -> None:
-        super().__init__()
         if not isinstance(config, self.config_class):
             raise ActionPieceError(f"{self.kind} needs a {self.config_class.__name__}, not {type(config).__name__}")
         if not isinstance(horizon, (int, np.integer)) or horizon < 1:
             raise ActionPieceError(f"{self.kind}: horizon must be a whole number of steps, not {horizon!r}")
         if normalizer.dim != space.dim or distance.space != space:
             raise ActionPieceError(f"{self.kind}: normaliser, distance and action space do not belong together")
-        self.config = config
-        self.space = space
-        self.normalizer = normalizer
-        self.distance = distance
-        self.horizon = int(horizon)
-        self.provenance: dict[str, Any] = {}
+        super().__init__(config, space=space, normalizer=normalizer, distance=distance, horizon=int(horizon))
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     @classmethod
@@ -86,6 +80,7 @@ class ActionTokenizer(SavedFolder, nn.Module, abc.ABC):
         config = cls.config_class() if config is None else config
         tokenizer = cls(config, space=space, normalizer=normalizer, distance=distance, horizon=x.shape[1])
         tokenizer._fit(normalizer.normalize(x), seed, progress or (lambda fraction, what: None))
+        normalizer.clipped = 0  # training values do not count as out of range in use
         tokenizer.provenance = {"seed": seed, "chunks": len(x)}
         return tokenizer
 

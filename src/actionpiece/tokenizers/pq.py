@@ -117,6 +117,9 @@ class PQTokenizer(FixedLengthTokenizer):
             self._refine(rows)
         progress(1 - 1 / steps, "codebooks")
         self._refine(rows, rotate=False)
+        spread = torch.stack([(rows @ self.basis[:, g]).square().sum(1).mean() for g in range(config.tokens)])
+        order = spread.argsort(descending=True, stable=True)  # refining may have moved energy between groups
+        self.basis, self.codebooks = self.basis[:, order].contiguous(), self.codebooks[order].contiguous()
 
     def _refine(self, rows: Tensor, *, rotate: bool = True) -> None:
         """One round: codebooks move to the means of their rows, then the rotation to the nearest one of the result.
@@ -155,20 +158,22 @@ class PQTokenizer(FixedLengthTokenizer):
         return chunks
 
 
-def _error(variances: list[float], codes: int) -> float:
+def _error(variances: list[float], codes: int) -> tuple[float, int]:
     """What a codebook of `codes` entries leaves of components with these (falling) variances, at best.
 
     Reverse water-filling: the m largest components share the bits and keep an error D each, the rest keep all of
-    theirs; m is as large as D stays below every one of the m.
+    theirs; m is as large as D stays below every one of the m. Returns the error and m.
     """
-    total, best = 0.0, sum(variances)
+    total, rest = 0.0, sum(variances)
+    best, active = rest, 0
     for m, variance in enumerate(variances, 1):
         total += math.log(variance)
+        rest -= variance
         level = math.exp((total - 2 * math.log(codes)) / m)
         if level > variance:
             break
-        best = m * level + sum(variances[m:])
-    return best
+        best, active = m * level + rest, m
+    return best, active
 
 
 def least_error_groups(energy: list[float], count: int, codes: int) -> list[list[int]]:
@@ -181,29 +186,30 @@ def least_error_groups(energy: list[float], count: int, codes: int) -> list[list
     variances = [max(value, 1e-9 * largest) for value in energy]
     most = math.ceil(len(energy) / count)
 
-    def error(group: list[int]) -> float:
-        return _error([variances[i] for i in sorted(group)], codes)
+    def error(group: list[int]) -> tuple[float, int]:
+        return _error([variances[i] for i in group], codes)
 
     groups = [[i] for i in range(count)]
     errors = [error(group) for group in groups]
     for i in range(count, len(energy)):
         rises = [
-            error([*group, i]) - now if len(group) < most else math.inf
-            for group, now in zip(groups, errors, strict=True)
+            error([*group, i])[0] - now if len(group) < most else math.inf
+            for group, (now, _) in zip(groups, errors, strict=True)
         ]
         best = rises.index(min(rises))
         groups[best].append(i)
         errors[best] = error(groups[best])
 
     def improve(a: int, b: int) -> bool:
-        for i in groups[a]:
-            for j in (None, *groups[b]):
+        # A component below the water is lost wherever it is, so only those above it (and one more) are worth moving.
+        for i in groups[a][: errors[a][1] + 1]:
+            for j in (None, *groups[b][: errors[b][1] + 1]):
                 if j is None and (len(groups[a]) == 1 or len(groups[b]) == most):
                     continue
-                left = [x for x in groups[a] if x != i] + ([j] if j is not None else [])
-                right = [x for x in groups[b] if x != j] + [i]
+                left = sorted([x for x in groups[a] if x != i] + ([j] if j is not None else []))
+                right = sorted([x for x in groups[b] if x != j] + [i])
                 then = error(left), error(right)
-                if sum(then) < (errors[a] + errors[b]) * (1 - 1e-9):
+                if then[0][0] + then[1][0] < (errors[a][0] + errors[b][0]) * (1 - 1e-9):
                     groups[a], groups[b] = left, right
                     errors[a], errors[b] = then
                     return True

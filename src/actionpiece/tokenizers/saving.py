@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
@@ -52,15 +52,26 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
 
 
-class SavedFolder:
-    """Saving, loading and naming of tokenizers; mixed into `ActionTokenizer`."""
+class SavedFolder(nn.Module):
+    """Saving, loading and naming of tokenizers: the part of `ActionTokenizer` that touches files."""
 
     kind: ClassVar[str]
     config_class: ClassVar[type]
 
+    def __init__(
+        self, config: Any, *, space: ActionSpace, normalizer: Normalizer, distance: PhysicalDistance, horizon: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.space = space
+        self.normalizer = normalizer
+        self.distance = distance
+        self.horizon = horizon
+        self.provenance: dict[str, Any] = {}
+
     def _tensors(self) -> dict[str, Tensor]:
         """What is written to model.safetensors."""
-        return self.state_dict()  # type: ignore[attr-defined,no-any-return]
+        return self.state_dict()
 
     def _load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `_tensors`; a missing, unknown or misshapen tensor is an error."""
@@ -72,21 +83,21 @@ class SavedFolder:
             if tensors[name].shape != expected[name].shape:
                 got, want = tuple(tensors[name].shape), tuple(expected[name].shape)
                 raise ActionPieceError(f"{TENSORS}: tensor '{name}' has shape {got}, not {want}")
-        self.load_state_dict({k: v.to(expected[k].dtype) for k, v in tensors.items()})  # type: ignore[attr-defined]
+        self.load_state_dict({k: v.to(expected[k].dtype) for k, v in tensors.items()})
 
     @property
     def settings(self) -> dict[str, Any]:
         """The configuration as plain data."""
-        return dataclasses.asdict(self.config)  # type: ignore[attr-defined,no-any-return]
+        return dataclasses.asdict(self.config)
 
     def _description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "horizon": self.horizon,  # type: ignore[attr-defined]
+            "horizon": self.horizon,
             "config": self.settings,
-            "space": self.space.to_dict(),  # type: ignore[attr-defined]
-            "normalizer": self.normalizer.to_dict(),  # type: ignore[attr-defined]
-            "physical_scales": self.distance.to_dict(),  # type: ignore[attr-defined]
+            "space": self.space.to_dict(),
+            "normalizer": self.normalizer.to_dict(),
+            "physical_scales": self.distance.to_dict(),
         }
 
     def _contiguous(self) -> dict[str, Tensor]:
@@ -104,7 +115,7 @@ class SavedFolder:
 
         folder = Path(path)
         head = {"format_version": FORMAT_VERSION, "actionpiece_version": __version__}
-        rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}  # type: ignore[attr-defined]
+        rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}
         if (folder / CONFIG).exists():
             _head(folder)  # any model's folder has a config.json: one that is not ours is not replaced
         with writing_folder(folder, marker=CONFIG) as aside:
@@ -123,15 +134,15 @@ class SavedFolder:
             space = ActionSpace.from_dict(description["space"])
             tokenizer = cls(
                 build_config(cls.config_class, description["config"], f"{folder / CONFIG}: config"),
-                space=space,  # type: ignore[call-arg]
-                normalizer=Normalizer.from_dict(description["normalizer"]),  # type: ignore[call-arg]
-                distance=PhysicalDistance.from_dict(space, description["physical_scales"]),  # type: ignore[call-arg]
-                horizon=description["horizon"],  # type: ignore[call-arg]
+                space=space,
+                normalizer=Normalizer.from_dict(description["normalizer"]),
+                distance=PhysicalDistance.from_dict(space, description["physical_scales"]),
+                horizon=description["horizon"],
             )
         except (KeyError, TypeError) as error:
             raise ActionPieceError(f"{folder / CONFIG} is missing or misuses {error}") from None
         tokenizer._load_tensors(read_tensors(folder / TENSORS))
-        tokenizer.provenance = description.get("provenance", {})  # type: ignore[attr-defined]
+        tokenizer.provenance = description.get("provenance", {})
         return tokenizer
 
     def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
