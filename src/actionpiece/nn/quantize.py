@@ -1,0 +1,165 @@
+"""A projected residual vector quantiser with codebooks that follow their data by exponential moving averages.
+
+Features of width W are projected to a low-dimensional codebook space, quantised there in Q levels, each level coding
+what the one before left over, and projected back. The codebooks are buffers: no gradient reaches them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from actionpiece.nn.kmeans import kmeans
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one residual level did.
+
+    residual: (B, S, d) what it was given, with gradient. distances: (B, S, K) squared distances of the residual to
+    every codeword, the paper's Delta, with gradient. codes: (B, S). chosen: (B, S, d) the selected codewords.
+    codebook: (1 or S, K, d).
+    """
+
+    residual: Tensor
+    distances: Tensor
+    codes: Tensor
+    chosen: Tensor
+    codebook: Tensor
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """levels: Q of them. output: (B, S, W) for the decoder, hard forward, identity straight-through backward."""
+
+    levels: tuple[Level, ...]
+    output: Tensor
+
+    @property
+    def codes(self) -> Tensor:
+        """(B, S, Q) int64."""
+        return torch.stack([level.codes for level in self.levels], -1)
+
+
+class ResidualVQ(nn.Module):
+    """Q levels of K codewords of dimension d, one codebook for all slots (`shared`, the paper) or one for each.
+
+    decay: of the moving averages. dead_share: a codeword used less than this share of the average is replaced by a
+    vector of the batch. Statistics are summed over ranks under distributed training, so every rank has the same
+    codebooks.
+    """
+
+    codebook: Tensor  # (Q, C, K, d) with C = 1 or S
+    count: Tensor  # (Q, C, K) moving average of how often each codeword is chosen
+    total: Tensor  # (Q, C, K, d) moving average of the sum of what chose it
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        slots: int,
+        levels: int,
+        codes: int,
+        dim: int,
+        sharing: Literal["shared", "per_slot"] = "shared",
+        decay: float = 0.99,
+        dead_share: float = 0.03,
+    ) -> None:
+        super().__init__()
+        self.decay, self.dead_share, self.slots = decay, dead_share, slots
+        books = 1 if sharing == "shared" else slots
+        self.project_in = nn.Linear(width, dim)
+        self.project_out = nn.Linear(dim, width)
+        self.register_buffer("codebook", torch.randn(levels, books, codes, dim))
+        self.register_buffer("count", torch.ones(levels, books, codes))
+        self.register_buffer("total", self.codebook.clone())
+
+    def forward(self, features: Tensor) -> Quantized:
+        """Quantise slot features (B, S, W)."""
+        u = self.project_in(features)
+        residual, levels = u, []
+        for book in self.codebook:
+            distances = _squared_distances(residual, book)
+            codes = distances.argmin(-1)
+            chosen = _pick(book, codes)
+            levels.append(Level(residual, distances, codes, chosen, book))
+            residual = residual - chosen
+        # u - residual is the sum of the chosen codewords; u itself carries the gradient.
+        hard = u + (-residual).detach()
+        return Quantized(tuple(levels), self.project_out(hard))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """The decoder's input (B, S, W) of codes (B, S, q) for the first q <= Q levels."""
+        chosen = [_pick(book, codes[..., level]) for level, book in enumerate(self.codebook[: codes.shape[-1]])]
+        out: Tensor = self.project_out(torch.stack(chosen).sum(0))
+        return out
+
+    @torch.no_grad()
+    def update(self, quantized: Quantized) -> None:
+        """Let the codebooks follow a batch, and replace codewords that died. Shapes are static, as capture needs."""
+        for number, level in enumerate(quantized.levels):
+            vectors = level.residual.detach()
+            books, size, dim = self.codebook.shape[1:]
+            place = level.codes if books == 1 else level.codes + size * torch.arange(self.slots, device=vectors.device)
+            place = place.flatten()
+            flat = vectors.reshape(-1, dim)
+            count = torch.zeros(books * size, device=flat.device).index_add_(0, place, torch.ones_like(flat[:, 0]))
+            total = torch.zeros(books * size, dim, device=flat.device).index_add_(0, place, flat)
+            _sum_over_ranks(count, total)
+            self.count[number].lerp_(count.view(books, size), 1 - self.decay)
+            self.total[number].lerp_(total.view(books, size, dim), 1 - self.decay)
+            self._replace_dead(number, vectors)
+            # Empty averages are kept from dividing by zero; they die and are replaced anyway.
+            self.codebook[number] = self.total[number] / self.count[number].clamp_min(1e-6)[..., None]
+
+    def _replace_dead(self, number: int, vectors: Tensor) -> None:
+        books, size, dim = self.codebook.shape[1:]
+        mean = self.count[number].mean(-1, keepdim=True)
+        dead = self.count[number] < self.dead_share * mean
+        pool = vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1)  # (C, N, d)
+        draw = torch.randint(pool.shape[1], (books, size, 1), device=pool.device).expand(-1, -1, dim)
+        fresh = pool.gather(1, draw)
+        _from_first_rank(fresh)
+        self.count[number] = torch.where(dead, mean, self.count[number])
+        self.total[number] = torch.where(dead[..., None], fresh * mean[..., None], self.total[number])
+
+    @torch.no_grad()
+    def start(self, features: Tensor, generator: torch.Generator) -> None:
+        """Start the codebooks from k-means on the features (N, S, W) of training chunks, level by level."""
+        residual = self.project_in(features)
+        books, size, dim = self.codebook.shape[1:]
+        for number in range(len(self.codebook)):
+            pool = residual.reshape(1, -1, dim) if books == 1 else residual.transpose(0, 1)
+            centroids = torch.stack([kmeans(rows, size, generator=generator) for rows in pool])
+            self.codebook[number] = centroids
+            self.count[number] = 1.0
+            self.total[number] = centroids
+            residual = residual - _pick(centroids, _squared_distances(residual, centroids).argmin(-1))
+
+
+def _squared_distances(u: Tensor, book: Tensor) -> Tensor:
+    """(B, S, K) squared distances of (B, S, d) to the codewords (1 or S, K, d)."""
+    cross = (u.transpose(0, 1) @ book.transpose(-1, -2)).transpose(0, 1)
+    return u.square().sum(-1, keepdim=True) - 2 * cross + book.square().sum(-1)
+
+
+def _pick(book: Tensor, codes: Tensor) -> Tensor:
+    """Codewords (B, S, d) of codes (B, S) from (1 or S, K, d)."""
+    if len(book) == 1:
+        return book[0][codes]
+    return book[torch.arange(len(book), device=codes.device), codes]
+
+
+def _sum_over_ranks(*tensors: Tensor) -> None:
+    if dist.is_available() and dist.is_initialized():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+
+def _from_first_rank(tensor: Tensor) -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast(tensor, src=0)

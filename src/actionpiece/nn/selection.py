@@ -1,0 +1,38 @@
+"""Differentiable codeword selection: the appendix's straight-through estimator with soft probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actionpiece.nn.quantize import Level, Quantized, ResidualVQ
+
+
+def code_probabilities(distances: Tensor, temperature: float = 1.0) -> Tensor:
+    """The paper's pi: softmax over codewords of -Delta over its own (detached, population) deviation.
+
+    distances: (B, S, K) squared distances. The deviation is at least 1e-6.
+    """
+    deviation = distances.detach().std(-1, correction=0, keepdim=True).clamp_min(1e-6)
+    return torch.softmax(-distances / (deviation * temperature), -1)
+
+
+def cumulative_codewords(quantizer: ResidualVQ, quantized: Quantized) -> list[Tensor]:
+    """For each level r, the sum of the first r selected codewords after the output projection, (B, S, W) each.
+
+    Forward it is the hard selection; backward it is the average of the codebook under the soft probabilities. The
+    projection's bias is added once, not per level.
+    """
+    weight, bias = quantizer.project_out.weight, quantizer.project_out.bias
+    sums, total = [], torch.zeros((), device=weight.device)
+    for level in quantized.levels:
+        soft, hard = _soft(level), level.chosen
+        # The projection is linear, so the estimator may be formed before it.
+        total = total + (soft + (hard - soft).detach())
+        sums.append(total @ weight.T + bias)
+    return sums
+
+
+def _soft(level: Level) -> Tensor:
+    pi = code_probabilities(level.distances)
+    return (pi.transpose(0, 1) @ level.codebook).transpose(0, 1)

@@ -1,0 +1,31 @@
+"""Quantization regularization (QR): codeword probabilities keep the near-to-far order of physical motions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actionpiece.nn.selection import code_probabilities
+from actionpiece.objectives.step import Step
+
+MARGIN = 0.1  # the paper's m_q
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of distributions along the last axis, in nats."""
+    middle = (p + q) / 2
+    return (torch.xlogy(p, p) + torch.xlogy(q, q)).sum(-1) / 2 - torch.xlogy(middle, middle).sum(-1)
+
+
+def quantization_order(step: Step) -> Tensor:
+    """Softplus of how much more the near chunk's code probabilities diverge than the far one's.
+
+    The divergence is averaged over slots and, for several residual levels, over levels.
+    """
+    near, far = step.near_and_far
+    gaps = []
+    for level in step.quantized.levels:
+        pi = code_probabilities(level.distances)
+        gaps.append((jensen_shannon(pi, pi[near]) - jensen_shannon(pi, pi[far])).mean(-1))
+    return F.softplus(torch.stack(gaps).mean(0) + MARGIN).mean()

@@ -1,0 +1,85 @@
+"""`Step`: one batch on its way through a codec, with what several objectives share computed once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actionpiece.distance import Features, PhysicalDistance
+from actionpiece.nn.quantize import Quantized, ResidualVQ
+from actionpiece.nn.selection import cumulative_codewords
+
+NEAR, FAR = 0.05, 0.95  # percentiles of the others, the paper's
+ENCODER_SHARE, QUANTIZED_SHARE = 0.25, 0.75  # of the squared representation distance, the paper's
+
+
+@dataclass
+class Step:
+    """target, decoded: (B, H, D) normalised. features: (B, S, W) encoder output before the input projection.
+
+    physical: the batch's `PhysicalDistance.features`. scale, offset: of the normaliser, (D,), to go back to commands.
+    """
+
+    target: Tensor
+    decoded: Tensor
+    features: Tensor
+    quantized: Quantized
+    quantizer: ResidualVQ
+    distance: PhysicalDistance
+    physical: Features
+    offset: Tensor
+    scale: Tensor
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """(B, B) physical distances within the batch; infinite on the diagonal."""
+        with torch.no_grad():
+            pairs = self.distance.pairwise(self.physical)
+            return pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool, device=pairs.device), torch.inf)
+
+    @cached_property
+    def near_and_far(self) -> tuple[Tensor, Tensor]:
+        """For each anchor, the others at the 5th and the 95th percentile of its distances, (B,) each."""
+        order = self.distances.argsort(dim=1, stable=True)
+        others = order.shape[1] - 1
+        return order[:, nearest_rank(NEAR, others)], order[:, nearest_rank(FAR, others)]
+
+    @cached_property
+    def encoded(self) -> Tensor:
+        """Encoder features on the unit sphere, (B, S, W)."""
+        return _on_sphere(self.features)
+
+    @cached_property
+    def codewords(self) -> list[Tensor]:
+        """For each residual level, the cumulative codewords on the unit sphere, (B, S, W) each."""
+        return [_on_sphere(q) for q in cumulative_codewords(self.quantizer, self.quantized)]
+
+    def representation_distance(self, other: Tensor) -> Tensor:
+        """Squared distance (B, ...) of each anchor's representation to those of the batch members `other` (B, ...)."""
+        encoder = _slot_distance(self.encoded, other)
+        levels = [_slot_distance(q, other) for q in self.codewords]
+        return ENCODER_SHARE * encoder + QUANTIZED_SHARE * torch.stack(levels).mean(0)
+
+
+def nearest_rank(share: float, count: int) -> int:
+    """The 0-based nearest-rank percentile: 6 and 120 for 5 % and 95 % of 127 others."""
+    return max(math.ceil(share * count), 1) - 1
+
+
+def _on_sphere(x: Tensor) -> Tensor:
+    return F.normalize(F.layer_norm(x, x.shape[-1:]), dim=-1)
+
+
+def _slot_distance(x: Tensor, other: Tensor) -> Tensor:
+    anchors = x.reshape(len(x), *(1,) * (other.ndim - 1), *x.shape[1:])
+    return (anchors - x[other]).square().sum(-1).mean(-1)
+
+
+def root(squared: Tensor) -> Tensor:
+    """A square root with a finite gradient at zero: identical chunks in a batch must not break training."""
+    return (squared + 1e-12).sqrt()
