@@ -12,7 +12,7 @@ from torch import Tensor
 from actionpiece.compat import FastProcessor
 from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.space import ActionSpace
-from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.fast import FastConfig, FastTokenizer
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
@@ -34,7 +34,7 @@ class RoundingTokenizer(FixedLengthTokenizer):
     vocab_size = 21
     tokens_per_chunk = H * D
 
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
+    def _fit(self, x: Tensor, job: FitJob) -> None:
         pass
 
     def _encode(self, x: Tensor) -> Tensor:

@@ -30,7 +30,21 @@ from actionpiece.tokenizers import (
 )
 from conftest import aloha_like, libero_like, smooth
 
-CONFIGS: dict[str, dict[str, Any]] = {"fast": {"vocab_size": 512}, "pq": {"tokens": 8, "codes": 32}}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fast": {"vocab_size": 512},
+    "pq": {"tokens": 8, "codes": 32},
+    "actionpiece": {
+        "slots": 4,
+        "levels": 2,
+        "codes": 16,
+        "width": 16,
+        "heads": 2,
+        "code_dim": 4,
+        "encoder_depth": 1,
+        "decoder_depth": 1,
+        "train": {"steps": 20, "batch": 32, "start_chunks": 100},
+    },
+}
 SPACE = ActionSpace.preset("libero")
 
 

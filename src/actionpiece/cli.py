@@ -87,21 +87,30 @@ def _progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
         yield lambda done, what: bar.update(task, completed=done, description=what)
 
 
+def _say(text: str) -> None:
+    """A line of results; paths are not broken."""
+    _console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def _fit_command(kind: str) -> Callable[..., None]:
-    """The function behind `actionpiece fit KIND`, with the flags of that tokenizer's configuration."""
-    from actionpiece.tokenizers import KINDS, tokenizer_class
+def _fit_command(name: str) -> Callable[..., None]:
+    """The function behind `actionpiece fit NAME`, with the flags of that tokenizer's configuration."""
+    from actionpiece.tokenizers import KINDS, RECIPES, recipe
+
+    kind, default = recipe(name)
 
     def command(
         source: Any,
         out: Path,
-        config: Any,
+        config: Any = default,
         horizon: int = 8,
         normalizer: Literal["minmax", "quantile", "meanstd", "identity"] = "minmax",
         seed: int = 0,
+        device: str = "cpu",
+        resume: bool = False,
     ) -> None:
         from actionpiece.evaluation.compare import fit
         from actionpiece.evaluation.score import Training
@@ -117,31 +126,35 @@ def _fit_command(kind: str) -> Callable[..., None]:
                 config=config,
                 normalizer=normalizer,
                 seed=seed,
-                progress=lambda fraction, what: show(fraction, f"{kind}: {what}"),
+                run=out.with_name(f"{out.name}.run"),
+                resume=resume,
+                device=device,
+                progress=lambda fraction, what: show(fraction, f"{name}: {what}"),
             )
         tokenizer.save_pretrained(out)
-        _console.print(
-            f"Fitted {kind} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.",
-            soft_wrap=True,
-        )
-        _console.print(f"Next: actionpiece eval {out} --data {' '.join(source.data)}", highlight=False, soft_wrap=True)
+        _say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
+        _say(f"Next: actionpiece eval {out} --data {' '.join(source.data)}")
 
     command.__annotations__ = {
         "source": tyro.conf.OmitArgPrefixes[DataOptions],
         "out": Path,
-        "config": tyro.conf.OmitArgPrefixes[tokenizer_class(kind).config_class],  # type: ignore[misc]
+        "config": tyro.conf.OmitArgPrefixes[type(default)],  # type: ignore[misc]
         "horizon": int,
         "normalizer": Literal["minmax", "quantile", "meanstd", "identity"],
         "seed": int,
+        "device": str,
+        "resume": bool,
         "return": None,
     }
-    command.__doc__ = f"""Fit `{kind}`: {KINDS[kind][2]}.
+    command.__doc__ = f"""Fit `{name}`: {(RECIPES.get(name) or KINDS[name])[2]}.
 
     Args:
-        out: folder for the fitted tokenizer.
+        out: folder for the fitted tokenizer. Learned ones keep their log and checkpoint in OUT.run beside it.
         horizon: steps of an action chunk.
         normalizer: how columns are scaled before tokenizing; fitted on training episodes, saved with the tokenizer.
         seed: of everything random in the fit.
+        device: where a learned tokenizer trains: cpu or cuda.
+        resume: go on from the checkpoint of a learned tokenizer's interrupted training.
     """
     return command
 
@@ -311,9 +324,9 @@ def list_all(json: bool = False) -> None:
     """
     from actionpiece.report.facts import show_kinds
     from actionpiece.space import PRESETS
-    from actionpiece.tokenizers import KINDS
+    from actionpiece.tokenizers import KINDS, RECIPES
 
-    kinds = [{"name": name, "about": about} for name, (_, _, about) in KINDS.items()]
+    kinds = [{"name": name, "about": about} for name, (_, _, about) in (KINDS | RECIPES).items()]
     spaces = [{"name": name, "dim": make().dim, "about": make().note} for name, make in PRESETS.items()]
     if json:
         _print_json({"tokenizers": kinds, "spaces": spaces})
@@ -345,9 +358,9 @@ _ABOUT = "Action tokenizers for vision-language-action policies: fit, measure, c
 def run(arguments: Sequence[str]) -> None:
     """Parse the arguments and run the command they name; mistakes are raised as `ActionPieceError`."""
     if arguments[:1] == ["fit"]:  # its flags depend on the tokenizer, whose file imports torch: only when asked for
-        from actionpiece.tokenizers import KINDS
+        from actionpiece.tokenizers import KINDS, RECIPES
 
-        table = {kind: _fit_command(kind) for kind in KINDS}
+        table = {name: _fit_command(name) for name in [*KINDS, *RECIPES]}
         _parse(table, arguments[1:], "actionpiece fit", "Fit a tokenizer on the training episodes of a data set.")
     elif arguments[:1] == ["data"]:
         _parse({"info": data_info}, arguments[1:], "actionpiece data", "Look at demonstrations.")

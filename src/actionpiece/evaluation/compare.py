@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import datetime
 import functools
 import time
@@ -17,9 +18,10 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
-from actionpiece.tokenizers import KINDS, ActionTokenizer, build_config, load, tokenizer_class
+from actionpiece.tokenizers import KINDS, RECIPES, ActionTokenizer, build_config, load, recipe, tokenizer_class
 
 _FIT_CHUNKS = 300_000  # more say nothing new to the classical tokenizers, and would not fit in small machines
+_LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
 
 Progress = Callable[[str, float, str], None]  # contender, fraction done, what is being done
 
@@ -36,11 +38,12 @@ class Contender:
     @classmethod
     def parse(cls, text: str) -> Contender:
         """Read one entry of `--tokenizers`."""
-        kind, *settings = text.split(":")
-        if kind not in KINDS:
+        name, *settings = text.split(":")
+        if name not in KINDS and name not in RECIPES:
             folder = Path(text)
             if not folder.is_dir():
-                raise ActionPieceError(f"'{text}' is neither a tokenizer ({', '.join(KINDS)}) nor a folder with one")
+                known = ", ".join([*KINDS, *RECIPES])
+                raise ActionPieceError(f"'{text}' is neither a tokenizer ({known}) nor a folder with one")
             return cls(folder.resolve().name, None, None, folder)
         values = {}
         for setting in settings:
@@ -48,7 +51,9 @@ class Contender:
             if not equals:
                 raise ActionPieceError(f"'{text}': settings are written key=value, as in pq:blend=0.5, not '{setting}'")
             values[key] = _literal(value)
-        return cls(text, kind, build_config(tokenizer_class(kind).config_class, values, f"'{text}'"), None)
+        kind, config = recipe(name)
+        plain = dataclasses.asdict(config) | values
+        return cls(text, kind, build_config(type(config), plain, f"'{text}'"), None)
 
 
 def _literal(text: str) -> Any:
@@ -66,9 +71,15 @@ def fit(
     config: Any = None,
     normalizer: str = "minmax",
     seed: int = 0,
+    run: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
     progress: Callable[[float, str], None] | None = None,
 ) -> ActionTokenizer:
-    """Fit a tokenizer on the training episodes, and write down what it was fitted on."""
+    """Fit a tokenizer on the training episodes, and write down what it was fitted on.
+
+    run, resume, device: for learned tokenizers, as in `ActionTokenizer.fit`.
+    """
     began = time.perf_counter()
     chunks = training.chunks.sample(_FIT_CHUNKS, seed)
     tokenizer = tokenizer_class(kind).fit(
@@ -78,6 +89,10 @@ def fit(
         normalizer=training.normalizer if normalizer == "minmax" else normalizer,  # type: ignore[arg-type]
         distance=training.distance,
         seed=seed,
+        validation=training.validation.sample(_LOOK_CHUNKS, seed),
+        run=run,
+        resume=resume,
+        device=device,
         progress=progress,
     )
     data = demos.describe()

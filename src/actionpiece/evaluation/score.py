@@ -45,16 +45,21 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Training:
-    """What tokenizers are fitted on: chunks of training episodes, and the statistics every contender shares."""
+    """What tokenizers are fitted on: chunks of training episodes, and the statistics every contender shares.
+
+    validation: chunks of the episodes that are there for choosing.
+    """
 
     chunks: Chunks
+    validation: Chunks
     normalizer: Normalizer
     distance: PhysicalDistance
 
     @classmethod
     def of(cls, demos: Demos, horizon: int) -> Training:
         """The training side of `demos`: min-max over all its steps, physical scales over its chunks."""
-        episodes = demos.split().train
+        split = demos.split()
+        episodes = split.train
         chunks = Chunks(demos, episodes, horizon)
         low = np.full(demos.dim, np.inf)
         high = np.full(demos.dim, -np.inf)
@@ -62,7 +67,8 @@ class Training:
             if len(actions):
                 low, high = np.minimum(low, actions.min(0)), np.maximum(high, actions.max(0))
         distance = PhysicalDistance.fit(demos.space, chunks.sample(_SCALE_CHUNKS))
-        return cls(chunks, Normalizer.fit("minmax", np.stack((low, high))), distance)
+        validation = Chunks(demos, split.validation, horizon)
+        return cls(chunks, validation, Normalizer.fit("minmax", np.stack((low, high))), distance)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actionpiece.tokenizers.base import ActionTokenizer
+if TYPE_CHECKING:
+    from actionpiece.tokenizers.base import ActionTokenizer
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from actionpiece.tokenizers.base import ActionTokenizer
+if TYPE_CHECKING:
+    from actionpiece.tokenizers.base import ActionTokenizer
 
 
 @dataclass(frozen=True)

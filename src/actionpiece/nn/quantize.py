@@ -88,8 +88,8 @@ class ResidualVQ(nn.Module):
             chosen = _pick(book, codes)
             levels.append(Level(residual, distances, codes, chosen, book))
             residual = residual - chosen
-        # u - residual is the sum of the chosen codewords; u itself carries the gradient.
-        hard = u + (-residual).detach()
+        # u - u.detach() is exactly zero and carries the gradient, so that `decode` gives the same bits.
+        hard = torch.stack([level.chosen for level in levels]).sum(0) + (u - u.detach())
         return Quantized(tuple(levels), self.project_out(hard))
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -102,13 +102,13 @@ class ResidualVQ(nn.Module):
     def update(self, quantized: Quantized) -> None:
         """Let the codebooks follow a batch, and replace codewords that died. Shapes are static, as capture needs."""
         for number, level in enumerate(quantized.levels):
-            vectors = level.residual.detach()
+            vectors = level.residual.detach().to(self.codebook.dtype)
             books, size, dim = self.codebook.shape[1:]
             place = level.codes if books == 1 else level.codes + size * torch.arange(self.slots, device=vectors.device)
             place = place.flatten()
             flat = vectors.reshape(-1, dim)
-            count = torch.zeros(books * size, device=flat.device).index_add_(0, place, torch.ones_like(flat[:, 0]))
-            total = torch.zeros(books * size, dim, device=flat.device).index_add_(0, place, flat)
+            count = flat.new_zeros(books * size).index_add_(0, place, torch.ones_like(flat[:, 0]))
+            total = flat.new_zeros(books * size, dim).index_add_(0, place, flat)
             _sum_over_ranks(count, total)
             self.count[number].lerp_(count.view(books, size), 1 - self.decay)
             self.total[number].lerp_(total.view(books, size, dim), 1 - self.decay)

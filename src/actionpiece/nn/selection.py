@@ -23,13 +23,12 @@ def cumulative_codewords(quantizer: ResidualVQ, quantized: Quantized) -> list[Te
     Forward it is the hard selection; backward it is the average of the codebook under the soft probabilities. The
     projection's bias is added once, not per level.
     """
-    weight, bias = quantizer.project_out.weight, quantizer.project_out.bias
-    sums, total = [], torch.zeros((), device=weight.device)
+    sums, total = [], torch.zeros_like(quantized.levels[0].chosen)
     for level in quantized.levels:
         soft, hard = _soft(level), level.chosen
-        # The projection is linear, so the estimator may be formed before it.
-        total = total + (soft + (hard - soft).detach())
-        sums.append(total @ weight.T + bias)
+        # The projection is linear, so the estimator may be formed before it; soft - soft.detach() is exactly zero.
+        total = total + hard + (soft - soft.detach())
+        sums.append(quantizer.project_out(total))
     return sums
 
 

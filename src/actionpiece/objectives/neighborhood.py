@@ -19,4 +19,5 @@ def neighborhood(step: Step) -> Tensor:
     nearest = step.distances.topk(count, dim=1, largest=False)
     scale = nearest.values.mean(1, keepdim=True).clamp_min(1e-12)
     weights = torch.exp(-nearest.values / scale).to(step.features.dtype)
-    return (weights * step.representation_distance(nearest.indices)).sum() / weights.sum()
+    attraction = (weights * step.representation_distance(nearest.indices)).sum()
+    return attraction / weights.sum().clamp_min(1e-12)  # a batch of one has no neighbours: 0

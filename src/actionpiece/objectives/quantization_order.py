@@ -14,8 +14,12 @@ MARGIN = 0.1  # the paper's m_q
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions along the last axis, in nats."""
-    middle = (p + q) / 2
-    return (torch.xlogy(p, p) + torch.xlogy(q, q)).sum(-1) / 2 - torch.xlogy(middle, middle).sum(-1)
+    return (_negentropy(p) + _negentropy(q)) / 2 - _negentropy((p + q) / 2)
+
+
+def _negentropy(p: Tensor) -> Tensor:
+    # Not xlogy: its gradient is not a number where a probability has underflowed to zero.
+    return (p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
 
 
 def quantization_order(step: Step) -> Tensor:

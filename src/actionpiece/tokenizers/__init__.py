@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.tokenizers.base import ActionTokenizer
@@ -15,14 +16,28 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "binning": ("binning", "BinningTokenizer", "one uniform bin per value (RT-2, OpenVLA)"),
     "fast": ("fast", "FastTokenizer", "cosine transform, rounding, byte-pair encoding (FAST)"),
     "spline": ("spline", "SplineTokenizer", "B-spline coefficients in uniform bins (BEAST)"),
+    "actionpiece": ("actionpiece", "ActionPieceTokenizer", "the paper's codec: Transformer, residual quantiser"),
     "pq": ("pq", "PQTokenizer", "rotated product quantiser: PCA, balanced groups, k-means codebooks"),
 }
+
+#: Named configurations beside the defaults: name -> (kind, function in its module, one line for people)
+RECIPES: dict[str, tuple[str, str, str]] = {
+    "rvq": ("actionpiece", "rvq", "the same codec without the physical objectives: the paper's Standard RVQ"),
+}
+
+
+def recipe(name: str) -> tuple[str, Any]:
+    """The kind and the configuration that a name stands for: a tokenizer with its defaults, or a recipe."""
+    if name not in RECIPES:
+        return name, tokenizer_class(name).config_class()
+    kind, function, _ = RECIPES[name]
+    return kind, getattr(importlib.import_module(f"{__name__}.{KINDS[kind][0]}"), function)()
 
 
 def tokenizer_class(name: str) -> type[ActionTokenizer]:
     """The class of a tokenizer by its name."""
     if name not in KINDS:
-        raise ActionPieceError(f"there is no tokenizer '{name}'; there are {', '.join(KINDS)}")
+        raise ActionPieceError(f"there is no tokenizer '{name}'; there are {', '.join([*KINDS, *RECIPES])}")
     module, attribute, _ = KINDS[name]
     found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     assert isinstance(found, type)
@@ -38,10 +53,12 @@ def load(path: str | Path) -> ActionTokenizer:
 
 __all__ = [
     "KINDS",
+    "RECIPES",
     "ActionTokenizer",
     "FixedLengthTokenizer",
     "VariableLengthTokenizer",
     "build_config",
     "load",
+    "recipe",
     "tokenizer_class",
 ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -25,6 +27,18 @@ from actionpiece.tokenizers.saving import SavedFolder
 Errors = Literal["raise", "mask"]
 Progress = Callable[[float, str], None]  # fraction done, what is being done
 BLOCK = 16384  # chunks worked on at a time, so that a large batch does not need a large machine
+
+
+@dataclass(frozen=True)
+class FitJob:
+    """What `fit` hands to a tokenizer beside the training chunks; see there."""
+
+    seed: int
+    progress: Progress
+    validation: Tensor | None  # normalised
+    run: Path | None
+    resume: bool
+    device: str
 
 
 class ActionTokenizer(SavedFolder, abc.ABC):
@@ -65,6 +79,10 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         normalizer: Method | Normalizer = "minmax",
         distance: PhysicalDistance | None = None,
         seed: int = 0,
+        validation: Any = None,
+        run: Path | None = None,
+        resume: bool = False,
+        device: str = "cpu",
         progress: Progress | None = None,
     ) -> Self:
         """Fit on training chunks (N, H, D) of raw commands.
@@ -72,6 +90,11 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         normalizer: a method to fit on these chunks, or one fitted before (on whole episodes, say).
         distance: the physical distance; fitted on these chunks when not given.
         progress: called with the fraction done and what is being done.
+
+        For learned tokenizers; the others pay no attention to these:
+        validation: chunks (M, H, D) of other episodes to look at while training.
+        run: a folder for the training log and the checkpoint. resume: go on from the checkpoint there.
+        device: where to train.
         """
         x = chunks_tensor(chunks, space.dim, dtype=torch.float32).detach().cpu()
         if not isinstance(normalizer, Normalizer):
@@ -79,7 +102,11 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         distance = distance or PhysicalDistance.fit(space, x)
         config = cls.config_class() if config is None else config
         tokenizer = cls(config, space=space, normalizer=normalizer, distance=distance, horizon=x.shape[1])
-        tokenizer._fit(normalizer.normalize(x), seed, progress or (lambda fraction, what: None))
+        look = None
+        if validation is not None:
+            look = normalizer.normalize(chunks_tensor(validation, space.dim, dtype=torch.float32).detach().cpu())
+        job = FitJob(seed, progress or (lambda fraction, what: None), look, run, resume, device)
+        tokenizer._fit(normalizer.normalize(x), job)
         normalizer.clipped = 0  # training values do not count as out of range in use
         tokenizer.provenance = {"seed": seed, "chunks": len(x)}
         return tokenizer
@@ -169,7 +196,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
     # What a tokenizer's own file fills in ---------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
+    def _fit(self, x: Tensor, job: FitJob) -> None:
         """Learn from normalised training chunks (N, H, D)."""
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
@@ -42,8 +42,8 @@ class BinningTokenizer(FixedLengthTokenizer):
     def tokens_per_chunk(self) -> int:
         return self.horizon * self.space.dim
 
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
-        progress(1.0, "nothing to learn")
+    def _fit(self, x: Tensor, job: FitJob) -> None:
+        job.progress(1.0, "nothing to learn")
 
     def _encode(self, x: Tensor) -> Tensor:
         bins = self.config.bins

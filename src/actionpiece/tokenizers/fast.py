@@ -22,7 +22,7 @@ from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers import bpe
-from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.coders import ESCAPES, Coder, IntegerCoder, TextCoder, coder_from_tensors
 from actionpiece.tokenizers.fast_format import FastFolder, read_fast, write_fast
 from actionpiece.tokenizers.grammar import Grammar, Reading
@@ -148,8 +148,8 @@ class FastTokenizer(VariableLengthTokenizer):
             raise DecodeError(f"no continuation can be decoded: {self._reason(0, lengths, reading)}", (0,))
         return torch.from_numpy(self.grammar.allowed(state, made))
 
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
-        progress(0.0, "transforming")
+    def _fit(self, x: Tensor, job: FitJob) -> None:
+        job.progress(0.0, "transforming")
         integers = self._integers(x, 0)
         lo, hi = int(integers.min()), int(integers.max())
         alphabet = hi - lo + 1
@@ -161,11 +161,11 @@ class FastTokenizer(VariableLengthTokenizer):
             )
         enough = min(self.config.fit_chunks, max(1, _FIT_INTEGERS // integers.shape[1]))
         if len(integers) > enough:
-            integers = integers[np.random.default_rng(seed).permutation(len(integers))[:enough]]
-        progress(0.1, "learning byte pairs")
+            integers = integers[np.random.default_rng(job.seed).permutation(len(integers))[:enough]]
+        job.progress(0.1, "learning byte pairs")
         merges = bpe.train_merges(integers - lo, alphabet, most)
         self._use(IntegerCoder(lo, hi, merges, longest=integers.shape[1]))
-        progress(1.0, "fitted")
+        job.progress(1.0, "fitted")
 
     def _use(self, coder: Coder) -> None:
         total = self.horizon * self.space.dim

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.nn.kmeans import kmeans, lloyd_step, nearest
-from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
@@ -88,8 +88,8 @@ class PQTokenizer(FixedLengthTokenizer):
     def tokens_per_chunk(self) -> int:
         return self.config.tokens
 
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
-        config, generator = self.config, torch.Generator().manual_seed(seed)
+    def _fit(self, x: Tensor, job: FitJob) -> None:
+        config, generator = self.config, torch.Generator().manual_seed(job.seed)
         rates = self.distance.column_rates() * torch.as_tensor(self.normalizer.scale)
         # A group of weight 0 does not count in the distance, but its columns still have to come back.
         rates = rates.clamp_min(1e-3 * max(float(rates.max()), 1e-30))
@@ -108,14 +108,14 @@ class PQTokenizer(FixedLengthTokenizer):
         sample = rows[: 64 * config.codes]  # enough for a start; the rounds below see all rows
         steps = config.tokens + config.refine + 1
         for number, group in enumerate(groups):
-            progress(number / steps, f"codebook {number + 1} of {config.tokens}")
+            job.progress(number / steps, f"codebook {number + 1} of {config.tokens}")
             self.basis[:, number, : len(group)] = vectors[:, group]
             start = kmeans(sample @ vectors[:, group], config.codes, iterations=config.iterations, generator=generator)
             self.codebooks[number, :, : len(group)] = start
         for number in range(config.refine):
-            progress((config.tokens + number) / steps, f"rotation, round {number + 1} of {config.refine}")
+            job.progress((config.tokens + number) / steps, f"rotation, round {number + 1} of {config.refine}")
             self._refine(rows)
-        progress(1 - 1 / steps, "codebooks")
+        job.progress(1 - 1 / steps, "codebooks")
         self._refine(rows, rotate=False)
         spread = torch.stack([(rows @ self.basis[:, g]).square().sum(1).mean() for g in range(config.tokens)])
         order = spread.argsort(descending=True, stable=True)  # refining may have moved energy between groups

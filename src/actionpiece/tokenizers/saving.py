@@ -33,6 +33,8 @@ def build_config(config_class: type, values: Any, what: str) -> Any:
         if name not in fields:
             raise ActionPieceError(f"{what} has no setting '{name}'; it has {', '.join(fields) or 'none'}")
     hints = typing.get_type_hints(config_class)
+    nested = {n: hint for n, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    values = {k: build_config(nested[k], v, f"{what}: {k}") if k in nested else v for k, v in values.items()}
     for name, value in values.items():
         if not _fits(value, hints[name]):
             raise ActionPieceError(f"{what}: {name} must be {_NUMBERS[hints[name]]}, not {value!r}")

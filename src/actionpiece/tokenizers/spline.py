@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 
 
@@ -98,13 +98,13 @@ class SplineTokenizer(FixedLengthTokenizer):
     def _coefficients(self, x: Tensor) -> Tensor:
         return torch.einsum("dkh,bhd->bkd", self._analysis, x)
 
-    def _fit(self, x: Tensor, seed: int, progress: Progress) -> None:
+    def _fit(self, x: Tensor, job: FitJob) -> None:
         coefficients = self._coefficients(x)
         low, high = coefficients.amin(0), coefficients.amax(0)
         self.low = low
         # A coefficient that never changes keeps width 0 and decodes to itself.
         self.width = (high - low) / self.config.bins
-        progress(1.0, "coefficient ranges")
+        job.progress(1.0, "coefficient ranges")
 
     def _encode(self, x: Tensor) -> Tensor:
         width = torch.where(self.width > 0, self.width, torch.ones_like(self.width))

@@ -1,0 +1,141 @@
+"""`actionpiece`: the paper's codec, trained to reconstruct chunks and to keep their physical order.
+
+A Transformer encoder reads a chunk into S slots, a residual vector quantiser picks one codeword per slot and level, and
+a Transformer decoder writes the whole chunk from them in one pass, so that every code sequence is a chunk. H, S, Q, K,
+the learning rate, batch, steps and objective weights are the paper's; depth, width, codebook dimension and start,
+moving averages and the rule for dead codewords are ours, since the paper does not give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.nn.codec import Codec
+from actionpiece.tokenizers.base import FitJob
+from actionpiece.tokenizers.lengths import FixedLengthTokenizer
+from actionpiece.training import TrainConfig, train
+
+
+@dataclass(frozen=True)
+class ActionPieceConfig:
+    """The codec and its training. The defaults are the paper's recipe.
+
+    Attributes:
+        slots: latent slots, the paper's S.
+        levels: residual levels, the paper's Q.
+        codes: codewords per level, the paper's K.
+        codebook: one codebook for all slots (`shared`, the paper) or one for each (`per_slot`).
+        code_dim: dimension of the codewords.
+        width: of the Transformers.
+        encoder_depth: layers that read the chunk.
+        decoder_depth: layers that write it.
+        heads: attention heads.
+        decay: of the codebooks' moving averages.
+        dead_share: a codeword used less than this share of the average is replaced.
+        train: how it is trained.
+    """
+
+    slots: int = 16
+    levels: int = 1
+    codes: int = 512
+    codebook: Literal["shared", "per_slot"] = "shared"
+    code_dim: int = 64
+    width: int = 256
+    encoder_depth: int = 2
+    decoder_depth: int = 4
+    heads: int = 4
+    decay: float = 0.99
+    dead_share: float = 0.03
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        sizes = (self.slots, self.levels, self.code_dim, self.width, self.encoder_depth, self.decoder_depth, self.heads)
+        if min(sizes) < 1 or self.codes < 2:
+            raise ActionPieceError("actionpiece needs at least 1 of everything and 2 codes")
+        if self.width % self.heads:
+            raise ActionPieceError(f"a width of {self.width} cannot be shared by {self.heads} heads")
+        if not 0 < self.decay < 1 or not 0 <= self.dead_share < 1:
+            raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1")
+        if self.codebook not in ("shared", "per_slot"):
+            raise ActionPieceError(f"codebook must be shared or per_slot, not '{self.codebook}'")
+
+
+def rvq() -> ActionPieceConfig:
+    """The same codec without physical rank preservation and quantization regularization: the paper's Standard RVQ."""
+    return ActionPieceConfig(train=TrainConfig(weights={"reconstruction": 1.0, "commitment": 0.25}))
+
+
+class ActionPieceTokenizer(FixedLengthTokenizer):
+    """Token (level l, slot s) has the id l * K + code: residual levels have their own ids, slots share them."""
+
+    kind = "actionpiece"
+    config_class = ActionPieceConfig
+    token_order = "level-major: all slots of the first residual level, then of the next"
+    config: ActionPieceConfig
+
+    def __init__(self, config: ActionPieceConfig, **rest: Any) -> None:
+        super().__init__(config, **rest)
+        self.codec = self._new_codec(seed=0)
+
+    def _new_codec(self, seed: int) -> Codec:
+        """A codec with weights drawn by the seed; the caller's random state stays as it was."""
+        config = self.config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Codec(
+                self.horizon,
+                self.space.dim,
+                slots=config.slots,
+                levels=config.levels,
+                codes=config.codes,
+                code_dim=config.code_dim,
+                codebook=config.codebook,
+                width=config.width,
+                encoder_depth=config.encoder_depth,
+                decoder_depth=config.decoder_depth,
+                heads=config.heads,
+                decay=config.decay,
+                dead_share=config.dead_share,
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.levels * self.config.codes
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        return self.config.slots * self.config.levels
+
+    def vocab_at(self, position: int) -> range:
+        super().vocab_at(position)
+        first = position // self.config.slots * self.config.codes
+        return range(first, first + self.config.codes)
+
+    def _fit(self, x: Tensor, job: FitJob) -> None:
+        self.codec = self._new_codec(job.seed).to(job.device)
+        train(
+            self.codec,
+            x,
+            config=self.config.train,
+            distance=self.distance,
+            normalizer=self.normalizer,
+            seed=job.seed,
+            validation=job.validation,
+            run=job.run,
+            resume=job.resume,
+            progress=job.progress,
+        )
+        self.codec.cpu().requires_grad_(False)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        codes = self.codec.encode(x) + self.config.codes * torch.arange(self.config.levels, device=x.device)
+        return codes.transpose(1, 2).flatten(1)
+
+    def _decode(self, ids: Tensor) -> Tensor:
+        codes = ids.unflatten(1, (self.config.levels, self.config.slots)).transpose(1, 2)
+        return self.codec.decode(codes % self.config.codes)

@@ -1,0 +1,63 @@
+"""Settings of a training run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from actionpiece.errors import ActionPieceError
+
+
+def paper_weights() -> dict[str, float]:
+    """The paper's objective: reconstruction, commitment, physical rank preservation, quantization regularization."""
+    return {"reconstruction": 1.0, "commitment": 0.25, "physical_rank": 6.25e-4, "quantization_order": 6.25e-4}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a codec is trained. Steps, batch, learning rate and weights are the paper's; the rest is our choice.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: chunks per step.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        warmup: steps over which the learning rate rises from zero.
+        schedule: `constant` after the warmup, or `cosine` down to zero.
+        clip: largest norm of the gradient.
+        weights: of the training objectives, by name.
+        start_chunks: training chunks whose features start the codebooks, by k-means.
+        checkpoint_every: steps between checkpoints.
+        validate_every: steps between looks at the validation chunks.
+    """
+
+    steps: int = 100_000
+    batch: int = 128
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    warmup: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    clip: float = 1.0
+    weights: dict[str, float] = field(default_factory=paper_weights)
+    start_chunks: int = 4096
+    checkpoint_every: int = 1000
+    validate_every: int = 5000
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "start_chunks", "checkpoint_every", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.learning_rate > 0 or not self.clip > 0 or self.warmup < 0 or self.weight_decay < 0:
+            raise ActionPieceError("learning_rate and clip must be positive, warmup and weight_decay not negative")
+        if self.schedule not in ("constant", "cosine"):
+            raise ActionPieceError(f"schedule must be constant or cosine, not '{self.schedule}'")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.learning_rate
+        share = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
