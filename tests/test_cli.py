@@ -211,6 +211,13 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "bad setting": [*fit, "--data", str(good), *libero, "--bins", "1"],
         "too few chunks": ["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--k", "200"],
         "no tokenizer folder": ["eval", str(folder / "empty"), "--data", str(good), *libero],
+        "no chunks": ["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--n", "-5"],
+        "a contender that cannot work": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--horizon", "4"],
+            *["--tokenizers", "binning,spline", "--k", "8"],
+        ],
+        "a mistyped tokenizer": ["eval", str(folder / "typo"), "--data", str(good), *libero],
+        "a file for a folder": ["compare", "--data", str(good), *libero, "--out", str(good)],
         "folder that is not ours": ["fit", "binning", "--data", str(good), *libero, "--out", str(folder)],
         "unknown flag": [*fit, "--data", str(good), "--nonsense", "1"],
     }

@@ -124,6 +124,16 @@ def test_jerk_adds_up_over_arms_and_falls_back_to_joints() -> None:
     assert unit == "rad/s^3"
 
 
+def test_the_rate_of_the_data_comes_before_that_of_the_space(libero_chunks: np.ndarray, libero: ActionSpace) -> None:
+    normalizer = Normalizer.fit("minmax", libero_chunks)
+    decoded = np.round(libero_chunks, 1)
+    at = {
+        r: fidelity(libero_chunks, decoded, space=libero, normalizer=normalizer, rate=r).jerk
+        for r in (None, 20.0, 10.0)
+    }
+    assert at[None] == at[20.0] == pytest.approx(8 * (at[10.0] or 0))
+
+
 def test_a_chunk_too_short_for_a_jerk_has_none() -> None:
     for delta, steps in ((True, 2), (False, 3)):
         space = ActionSpace("p", (Group("translation", (0,), unit=1, delta=delta),))

@@ -79,6 +79,9 @@ def test_a_folder_of_other_tokens_is_refused(
     other = fit("binning", demos, Training.of(demos, 8), config=BinningConfig(bins=16))
     with pytest.raises(ActionPieceError, match="another tokenizer"):
         tokenize(other, demos, tmp_path / "out", shard=20_000)
+    bridge = open_demos("generated", space="bridge")  # as wide as libero, and another robot's
+    with pytest.raises(ActionPieceError, match="action space 'libero', the data is in 'bridge'"):
+        tokenize(other, bridge, tmp_path / "bridge")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     with pytest.raises(ActionPieceError, match="not empty"):

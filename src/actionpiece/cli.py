@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from actionpiece.errors import ActionPieceError
 if TYPE_CHECKING:
     from actionpiece.data import Demos
     from actionpiece.evaluation.score import Protocol
+    from actionpiece.space import ActionSpace
 
 _console = Console()
 _errors = Console(stderr=True)
@@ -45,10 +47,23 @@ class DataOptions:
     action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     drop_idle: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
 
-    def open(self) -> Demos:
+    def open(self, default: ActionSpace | None = None) -> Demos:
+        """Open the demonstrations; `default` is the action space where neither a flag nor a card names one."""
         from actionpiece.data import open_demos
 
-        return open_demos(*self.data, space=self.space, action_key=self.action_key, drop_idle=self.drop_idle)
+        def opened(space: ActionSpace | str | None) -> Demos:
+            return open_demos(*self.data, space=space, action_key=self.action_key, drop_idle=self.drop_idle)
+
+        if default is None or self.space is not None:
+            return opened(self.space)
+        known = open_demos(*self.data, action_key=self.action_key).known_space
+        return opened(None if known is not None else default)
+
+    def flags(self) -> list[str]:
+        """The flags that name the same demonstrations again."""
+        named = {"--space": self.space, "--action-key": self.action_key, "--drop-idle": self.drop_idle}
+        rest = [word for flag, value in named.items() if value is not None for word in (flag, str(value))]
+        return ["--data", *self.data, *rest]
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,7 @@ class ScoreOptions:
     draw_seed: int = 0
 
     def protocol(self, horizon: int) -> Protocol:
+        """The same as the scoring room wants it."""
         from actionpiece.evaluation.score import Protocol
 
         return Protocol(split=self.split, horizon=horizon, n=self.n, k=self.k, seed=self.draw_seed)
@@ -114,7 +130,10 @@ def _fit_command(name: str) -> Callable[..., None]:
     ) -> None:
         from actionpiece.evaluation.compare import fit
         from actionpiece.evaluation.score import Training
+        from actionpiece.files import check_replaceable
+        from actionpiece.tokenizers.saving import CONFIG
 
+        check_replaceable(out, CONFIG)  # better known now than after the fit
         demos = source.open()
         with _progress() as show:
             show(0.0, "reading demonstrations")
@@ -133,7 +152,7 @@ def _fit_command(name: str) -> Callable[..., None]:
             )
         tokenizer.save_pretrained(out)
         _say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
-        _say(f"Next: actionpiece eval {out} --data {' '.join(source.data)}")
+        _say(f"Next: {shlex.join(['actionpiece', 'eval', str(out), *source.flags()])}")
 
     command.__annotations__ = {
         "source": tyro.conf.OmitArgPrefixes[DataOptions],
@@ -177,7 +196,7 @@ def evaluate(
     from actionpiece.tokenizers import load
 
     loaded = load(tokenizer)
-    demos = source.open()
+    demos = source.open(loaded.space)
     with _progress() as show:
         show(0.0, "reading demonstrations")
         training = Training.of(demos, loaded.horizon)
@@ -214,6 +233,8 @@ def compare(
     contenders = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
     if not contenders:
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
+    if out.exists() and not out.is_dir():
+        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos = source.open()
     order = {contender.name: number for number, contender in enumerate(contenders)}
     with _progress(len(contenders)) as show:
@@ -233,9 +254,7 @@ def compare(
         _print_json(results)
     else:
         _show_rows(results["rows"], demos, scoring)
-        _console.print(
-            f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}", highlight=False, soft_wrap=True
-        )
+        _say(f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}")
 
 
 def tokenize(
@@ -258,7 +277,8 @@ def tokenize(
     from actionpiece.tokenizers import load
     from actionpiece.tokenizers.corpus import tokenize as run
 
-    loaded, demos = load(tokenizer), source.open()
+    loaded = load(tokenizer)
+    demos = source.open(loaded.space)
     with _progress() as show:
         show(0.0, "tokenizing")
         manifest = run(
@@ -270,9 +290,7 @@ def tokenize(
             shard=shard,
             progress=lambda fraction: show(fraction, "tokenizing"),
         )
-    _console.print(
-        f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}", soft_wrap=True
-    )
+    _say(f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}")
 
 
 def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:
@@ -301,7 +319,7 @@ def data_info(
     """Look at demonstrations before trusting them: episodes, ranges, rate, and columns that look wrong.
 
     Args:
-        data: npz or HDF5 files, LeRobot folders, or folders of these.
+        data: npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
         space: action space; with it grippers and idle steps can be judged.
         action_key: name of the action column or dataset.
         json: print one JSON document and nothing else.
@@ -384,7 +402,7 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
 
 
 def _command_line() -> str:
-    return " ".join(["actionpiece", *sys.argv[1:]])
+    return shlex.join(["actionpiece", *sys.argv[1:]])
 
 
 def _show_rows(rows: list[dict[str, Any]], demos: Demos, scoring: ScoreOptions) -> None:
@@ -397,6 +415,8 @@ def _show_rows(rows: list[dict[str, Any]], demos: Demos, scoring: ScoreOptions) 
 
 def main() -> None:
     """The entry point of the `actionpiece` command."""
+    # Tokenizers make many small parallel calls; threads that spin between them starve everything else on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         run(sys.argv[1:])
         sys.stdout.flush()

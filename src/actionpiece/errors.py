@@ -16,8 +16,3 @@ class DecodeError(ActionPieceError):
     def __init__(self, message: str, items: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.items = items
-
-
-def missing_extra(package: str, extra: str) -> ActionPieceError:
-    """The error for an optional dependency that is not installed."""
-    return ActionPieceError(f"{package} is not installed: pip install 'actionpiece[{extra}]'")

@@ -30,6 +30,16 @@ def writing(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def check_replaceable(path: Path, marker: str) -> None:
+    """An error if a folder cannot be written at `path`: a file is there, or a folder that is not one of ours."""
+    if path.exists() and not path.is_dir():
+        raise ActionPieceError(f"{path} is a file; a folder is to be written there")
+    if path.is_dir() and any(path.iterdir()) and not (path / marker).exists():
+        raise ActionPieceError(
+            f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder"
+        )
+
+
 @contextlib.contextmanager
 def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     """Yield a temporary folder; put it in place of `path` if the block succeeds.
@@ -38,13 +48,8 @@ def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     nothing that is not written anew: a mistyped `--out` must not cost anybody their data.
     """
     path = path.resolve()  # a link to a folder, or ".", cannot be renamed
+    check_replaceable(path, marker)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_dir():
-        raise ActionPieceError(f"{path} is a file; a folder is to be written there")
-    if path.is_dir() and any(path.iterdir()) and not (path / marker).exists():
-        raise ActionPieceError(
-            f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder"
-        )
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     aside.chmod(0o755)
     try:

@@ -160,8 +160,8 @@ class ActionSpace:
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
             raise ActionPieceError(f"action space '{self.name}': group names must differ, not {', '.join(names)}")
-        if self.rate is not None and not self.rate > 0:
-            raise ActionPieceError(f"action space '{self.name}': rate must be positive, not {self.rate}")
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise ActionPieceError(f"action space '{self.name}': rate must be positive and finite, not {self.rate}")
 
     @property
     def dim(self) -> int:

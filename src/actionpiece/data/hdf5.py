@@ -12,7 +12,17 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, natural_key, unreadable
+from actionpiece.data.reader import (
+    Actions,
+    Block,
+    Cache,
+    Reader,
+    as_actions,
+    as_lengths,
+    as_rate,
+    natural_key,
+    unreadable,
+)
 from actionpiece.errors import ActionPieceError
 
 
@@ -42,10 +52,10 @@ class Hdf5Reader(Reader):
         self.dim = int(shapes[0][1][1])
         text = _json_attribute(attributes, "problem_info").get("language_instruction")
         if text:  # LIBERO stores it as a string or as its letters
-            self.tasks = ["".join(text)] * len(shapes)
+            self.tasks = ["".join(map(str, text)) if isinstance(text, list) else str(text)] * len(shapes)
         kwargs = _json_attribute(attributes, "env_args").get("env_kwargs")
         rate = kwargs.get("control_freq") if isinstance(kwargs, dict) else None
-        self.rate = float(rate) if isinstance(rate, int | float) and rate > 0 else None
+        self.rate = as_rate(rate)
 
     def read(self, episode: int) -> Actions:
         """See `Reader.read`."""

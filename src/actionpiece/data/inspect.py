@@ -67,6 +67,7 @@ def info(demos: Demos) -> dict[str, Any]:
             *_suspicions(rows),
             *grippers.suspicions(len(demos)),
             *_of_whole(idle / max(1, total), duplicates),
+            *_rates(demos),
         ],
     }
 
@@ -204,10 +205,18 @@ def _suspicions(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
+def _rates(demos: Demos) -> list[str]:
+    """A file that knows its rate and an action space that knows another."""
+    space = demos.known_space
+    if space is None or space.rate is None or demos.rate is None or space.rate == demos.rate:
+        return []
+    return [f"the data runs at {demos.rate:g} Hz, the action space '{space.name}' says {space.rate:g} Hz"]
+
+
 def _of_whole(idle: float, duplicates: int) -> list[str]:
     said = []
     if idle > 0.1:
-        said.append(f"{idle:.0%} of the steps are idle; drop_idle leaves them out")
+        said.append(f"{idle:.0%} of the steps are idle; --drop-idle leaves them out")
     if duplicates:
         said.append(f"{duplicates} episodes are exact copies of others")
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, unreadable
+from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, as_rate, unreadable
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json
 
@@ -54,7 +55,7 @@ class LeRobotReader(Reader):
         tasks = [episode.task for episode in self._episodes]
         self.tasks = tasks if any(tasks) else None
         fps = self._info.get("fps")
-        self.rate = float(fps) if isinstance(fps, int | float) and fps > 0 else None
+        self.rate = as_rate(fps)
         self.licence = str(self._info.get("license") or "")
 
     def _list_episodes(self) -> list[_Episode]:
@@ -90,7 +91,7 @@ class LeRobotReader(Reader):
                 numbers["file_index"] = _whole(row, "data/file_index", self._root)
                 numbers["chunk_index"] = _whole({"data/chunk_index": 0, **row}, "data/chunk_index", self._root)
             return self._root / template.format(**numbers)
-        except (KeyError, IndexError, AttributeError, TypeError) as error:
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise ActionPieceError(f"{self._root}: data_path '{template}' cannot be filled in: {error}") from None
 
     def _width(self) -> int:
@@ -179,7 +180,11 @@ def _episode_rows(root: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             rows.extend(_table(path, columns).to_pylist())
             continue
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ActionPieceError(f"{path} is not readable text: {error}") from None
+        for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 rows.append(_json_line(path, number, line))
     return rows
@@ -197,9 +202,10 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _whole(row: dict[str, Any], key: str, root: Path) -> int:
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or number != int(number) or number < 0:
         raise ActionPieceError(f"{root}: {key} of an episode must be a whole number, not {value!r}")
-    return int(value)
+    return int(number)
 
 
 def _length(row: dict[str, Any], root: Path) -> int:

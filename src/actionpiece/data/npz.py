@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, unreadable
+from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, as_rate, unreadable
 from actionpiece.errors import ActionPieceError
 
 
@@ -38,7 +38,7 @@ class NpzReader(Reader):
         self._ends = np.cumsum(self.lengths)
         self.tasks = self._tasks()
         meta = self._meta()
-        self.rate = float(meta["hz"]) if isinstance(meta.get("hz"), int | float) and meta["hz"] > 0 else None
+        self.rate = as_rate(meta.get("hz"))
         self.licence = str(meta.get("licence", ""))
 
     def _actions(self) -> Actions:

@@ -108,6 +108,12 @@ def as_lengths(values: list[int], where: str) -> Indices:
     return lengths
 
 
+def as_rate(value: Any) -> float | None:
+    """A control rate in Hz; None for anything that is not a positive finite number."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return float(value) if known else None
+
+
 def as_mask(values: Any, episodes: int, where: str) -> npt.NDArray[np.bool_]:
     """A boolean per episode; 0 and 1 will do, anything else is an error that starts with `where`."""
     array = np.asarray(values)

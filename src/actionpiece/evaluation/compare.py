@@ -20,7 +20,7 @@ from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, 
 from actionpiece.files import write_json, writing
 from actionpiece.tokenizers import KINDS, RECIPES, ActionTokenizer, build_config, load, recipe, tokenizer_class
 
-_FIT_CHUNKS = 300_000  # more say nothing new to the classical tokenizers, and would not fit in small machines
+_FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
 _LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
 
 Progress = Callable[[str, float, str], None]  # contender, fraction done, what is being done
@@ -81,7 +81,8 @@ def fit(
     run, resume, device: for learned tokenizers, as in `ActionTokenizer.fit`.
     """
     began = time.perf_counter()
-    chunks = training.chunks.sample(_FIT_CHUNKS, seed)
+    room = _FIT_VALUES // (training.chunks.horizon * demos.dim)
+    chunks = training.chunks.sample(min(_FIT_CHUNKS, room), seed)
     tokenizer = tokenizer_class(kind).fit(
         chunks,
         demos.space,
@@ -122,6 +123,18 @@ def compare(
         raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
     training = Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
+    for contender in contenders:  # what cannot work is better known before the first fit than after the last
+        if contender.folder is not None:
+            load(contender.folder)
+        else:
+            assert contender.kind is not None
+            tokenizer_class(contender.kind)(
+                contender.config,
+                space=demos.space,
+                normalizer=training.normalizer,
+                distance=training.distance,
+                horizon=protocol.horizon,
+            )
     scores: list[Score] = []
     for contender in contenders:
         show = functools.partial(progress, contender.name)
@@ -203,7 +216,7 @@ def drawings(data: ScoringSet, scores: list[Score]) -> dict[str, Any]:
     names = [s.row["name"] for s in scores]
     return {
         "labels": list(data.distance.space.labels),
-        "rate": data.distance.space.rate,
+        "rate": data.rate,
         "chunks": chunks,
         "code_counts": {n: np.sort(s.use.counts)[::-1].tolist() for n, s in zip(names, scores, strict=True)},
         "rho": {n: s.prc.per_anchor for n, s in zip(names, scores, strict=True)},

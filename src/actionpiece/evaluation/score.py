@@ -25,7 +25,7 @@ from actionpiece.tokenizers.base import ActionTokenizer
 
 _CORRUPTED = 2000  # chunks whose tokens are corrupted
 _PAIRS = 4000  # consecutive chunks whose tokens are compared
-_SCALE_CHUNKS = 500_000  # chunks on which the physical scales are fitted, where there are more
+_SCALE_VALUES = 1 << 25  # values on which the physical scales are fitted, where there are more
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Protocol:
     n: int = 10_000
     k: int = 32
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.horizon, self.n) < 1 or self.k < 2:
+            raise ActionPieceError("at least one step and one chunk can be scored, with at least two neighbours")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Training:
         for actions in steps(demos, episodes):
             if len(actions):
                 low, high = np.minimum(low, actions.min(0)), np.maximum(high, actions.max(0))
-        distance = PhysicalDistance.fit(demos.space, chunks.sample(_SCALE_CHUNKS))
+        distance = PhysicalDistance.fit(demos.space, chunks.sample(_SCALE_VALUES // (horizon * demos.dim)))
         validation = Chunks(demos, split.validation, horizon)
         return cls(chunks, validation, Normalizer.fit("minmax", np.stack((low, high))), distance)
 
@@ -75,7 +79,7 @@ class Training:
 class ScoringSet:
     """The drawn chunks (n, H, D), their episodes (n,), and the one coordinate system all contenders are scored in.
 
-    pairs: two arrays (m, H, D) of chunks a step apart, for the overlap rate.
+    pairs: two arrays (m, H, D) of chunks a step apart, for the overlap rate. rate: of the data, in Hz.
     """
 
     chunks: np.ndarray
@@ -84,6 +88,7 @@ class ScoringSet:
     normalizer: Normalizer
     distance: PhysicalDistance
     protocol: Protocol
+    rate: float | None
 
     @classmethod
     def of(cls, demos: Demos, training: Training, protocol: Protocol) -> ScoringSet:
@@ -106,6 +111,7 @@ class ScoringSet:
             normalizer=training.normalizer,
             distance=training.distance,
             protocol=protocol,
+            rate=demos.rate,
         )
 
 
@@ -150,7 +156,7 @@ def score(
     progress(0.0, "encode and decode")
     ids = tokenizer.encode(data.chunks)
     decoded = tokenizer.decode(ids)
-    fid = fidelity(data.chunks, decoded, space=space, normalizer=data.normalizer)
+    fid = fidelity(data.chunks, decoded, space=space, normalizer=data.normalizer, rate=data.rate)
     progress(0.1, "physical rank consistency")
     ranks = prc(
         data.chunks,

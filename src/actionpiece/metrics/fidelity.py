@@ -50,9 +50,12 @@ class Fidelity:
     jerk_unit: str
 
 
-def fidelity(original: Any, decoded: Any, *, space: ActionSpace, normalizer: Normalizer) -> Fidelity:
+def fidelity(
+    original: Any, decoded: Any, *, space: ActionSpace, normalizer: Normalizer, rate: float | None = None
+) -> Fidelity:
     """Compare decoded chunks (N, H, D) with the originals.
 
+    rate: control rate of the data in Hz, where it is not the action space's.
     normalizer: the coordinates of `mse` and `l1`; for tokenizers to be comparable it must be the same for all,
         whatever each of them uses inside.
     """
@@ -62,7 +65,7 @@ def fidelity(original: Any, decoded: Any, *, space: ActionSpace, normalizer: Nor
         raise ActionPieceError(f"original {tuple(x.shape)} and decoded {tuple(y.shape)} chunks differ in shape")
     scale = torch.as_tensor(normalizer.scale, device=x.device)
     error = (y - x) / scale  # offsets cancel, and a clipping normaliser must not hide an error
-    error_jerk, unit = jerk_error(x, y, space)
+    error_jerk, unit = jerk_error(x, y, space, rate)
     return Fidelity(
         mse=float(error.square().mean()),
         l1=float(error.abs().mean()),
@@ -94,16 +97,17 @@ def _group_error(group: Group, x: Tensor, y: Tensor) -> GroupError:
     )
 
 
-def jerk_error(x: Tensor, y: Tensor, space: ActionSpace) -> tuple[float | None, str]:
+def jerk_error(x: Tensor, y: Tensor, space: ActionSpace, rate: float | None = None) -> tuple[float | None, str]:
     """Root mean square error of the jerk of the commanded motion, and its unit.
 
     The motion is that of the translation groups, or of the joints where there are none. A delta command is a
     velocity, so its second difference is a jerk; a target needs the third. With a known rate the unit is m/s^3 (or
     rad/s^3), otherwise m (or rad) per step^3. None when a chunk is too short or nothing moves.
     """
+    rate = rate or space.rate
     kind = "translation" if space.of_kind("translation") else "joints"
     length = {"translation": "m", "joints": "rad"}[kind]
-    unit = f"{length}/s^3" if space.rate else f"{length}/step^3"
+    unit = f"{length}/s^3" if rate else f"{length}/step^3"
     errors = []
     for group in space.groups:
         if group.kind != kind:
@@ -114,4 +118,4 @@ def jerk_error(x: Tensor, y: Tensor, space: ActionSpace) -> tuple[float | None, 
         errors.append(torch.diff(physical(group, y) - physical(group, x), n=order, dim=1).square().sum(-1).mean())
     if not errors:
         return None, unit
-    return math.sqrt(float(sum(errors))) * (space.rate or 1.0) ** 3, unit
+    return math.sqrt(float(sum(errors))) * (rate or 1.0) ** 3, unit

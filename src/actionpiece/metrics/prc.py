@@ -52,7 +52,7 @@ class PRCResult:
 
     value: the mean of `per_anchor` over the anchors that have an order to keep; NaN when there is none.
     per_anchor: (N,) Spearman correlations, NaN where the anchor is left out.
-    left_out: anchors with a constant original neighbourhood.
+    left_out: anchors with a constant original neighbourhood, or with fewer than k chunks to choose from.
     collapsed: anchors with a constant decoded neighbourhood, which count as 0.
     quantiles: of `per_anchor`: 0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.
     worst: the anchors with the lowest correlation, lowest first.

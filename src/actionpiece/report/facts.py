@@ -107,7 +107,8 @@ def show_data(console: Console, facts: dict[str, Any]) -> None:
     console.print(table)
     columns = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("column", "min", "q01", "mean", "q99", "max", "std", ""):
-        columns.add_column(heading, justify="left" if heading in ("column", "") else "right")
+        left = heading in ("column", "")
+        columns.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for row in facts["columns"]:
         numbers = [row[key] for key in ("min", "q01", "mean", "q99", "max", "std")]
         cells = ["-" if number is None else f"{number:.4g}" for number in numbers]

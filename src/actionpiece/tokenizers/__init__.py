@@ -17,7 +17,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "fast": ("fast", "FastTokenizer", "cosine transform, rounding, byte-pair encoding (FAST)"),
     "spline": ("spline", "SplineTokenizer", "B-spline coefficients in uniform bins (BEAST)"),
     "actionpiece": ("actionpiece", "ActionPieceTokenizer", "the paper's codec: Transformer, residual quantiser"),
-    "pq": ("pq", "PQTokenizer", "rotated product quantiser: PCA, balanced groups, k-means codebooks"),
+    "pq": ("pq", "PQTokenizer", "rotated product quantiser: principal components, k-means codebooks"),
 }
 
 #: Named configurations beside the defaults: name -> (kind, function in its module, one line for people)

@@ -43,6 +43,11 @@ def tokenize(
 
     if tokenizer.space.dim != demos.dim:
         raise ActionPieceError(f"the tokenizer was fitted on {tokenizer.space.dim} columns, the data has {demos.dim}")
+    space = demos.known_space
+    if space is not None and (space.groups, space.rate) != (tokenizer.space.groups, tokenizer.space.rate):
+        raise ActionPieceError(
+            f"the tokenizer was fitted for the action space '{tokenizer.space.name}', the data is in '{space.name}'"
+        )
     if shard < 1:
         raise ActionPieceError(f"a shard needs at least one chunk, not {shard}")
     chunks = Chunks(demos, np.arange(len(demos)), tokenizer.horizon, stride, tail)

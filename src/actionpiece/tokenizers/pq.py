@@ -140,8 +140,9 @@ class PQTokenizer(FixedLengthTokenizer):
         # The width of the widest group is known only from the file.
         basis, codebooks = tensors.get("basis"), tensors.get("codebooks")
         if basis is not None and codebooks is not None and basis.ndim == codebooks.ndim == 3:
-            self.basis = self.basis.new_zeros(*self.basis.shape[:2], basis.shape[2])
-            self.codebooks = self.codebooks.new_zeros(*self.codebooks.shape[:2], basis.shape[2])
+            self.basis = self.basis.new_empty(*self.basis.shape[:2], basis.shape[2])
+            if codebooks.shape[:2] == self.codebooks.shape[:2]:  # otherwise the comparison of shapes says so
+                self.codebooks = self.codebooks.new_empty(*codebooks.shape[:2], basis.shape[2])
         super()._load_tensors(tensors)
 
     def _encode(self, x: Tensor) -> Tensor:

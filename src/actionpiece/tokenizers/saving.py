@@ -143,6 +143,8 @@ class SavedFolder(nn.Module):
             )
         except (KeyError, TypeError) as error:
             raise ActionPieceError(f"{folder / CONFIG} is missing or misuses {error}") from None
+        if not isinstance(description.get("provenance", {}), dict):
+            raise ActionPieceError(f"{folder / CONFIG}: provenance must be a set of named values")
         tokenizer._load_tensors(read_tensors(folder / TENSORS))
         tokenizer.provenance = description.get("provenance", {})
         return tokenizer
@@ -167,7 +169,7 @@ def find_folder(path: str | Path) -> Path:
     if folder.exists():
         return folder
     name = str(path)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or folder.parent.is_dir():
         raise ActionPieceError(f"there is no tokenizer at {path}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
