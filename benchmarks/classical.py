@@ -7,7 +7,6 @@ Writes OUT.json (every row, seed, data hash, versions) and OUT.md (mean and spre
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +82,34 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def page(documents: list[dict[str, Any]]) -> str:
+    """The Markdown page of what `main` measured."""
+    lines = [
+        "# Classical tokenizers on published splits",
+        "",
+        f"Made by `{documents[0]['command']}`; every row, with seed, data hash and versions, is in the JSON file beside",
+        "this page. Mean ± standard deviation over seeds. All tokenizers see min-max normalised commands and are scored on",
+        "the same held-out chunks of 8 steps; their settings were chosen on validation episodes. FAST's authors recommend",
+        "quantile normalisation and tune its scale per data set, which is not done here.",
+    ]
+    for document in documents:
+        data, rows = document["data"], document["rows"]
+        note = f" ({data['note']})" if data["note"] else ""
+        lines += [
+            "",
+            f"## {data['name']}{note}",
+            "",
+            f"{rows[0]['n']:,} chunks of the {document['protocol']['split']} episodes;"
+            f" {rows[0]['prc_left_out']} anchors left out of PRC.",
+            "",
+            table(rows),
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def main(options: Options) -> None:
     console = Console(stderr=True)
-    documents, sections = [], []
+    documents = []
     for path in options.data:
         demos = actionpiece.open_demos(path)
         merged: dict[str, Any] = {}
@@ -96,7 +120,7 @@ def main(options: Options) -> None:
                 [Contender.parse(name) for name in names],
                 protocol=Protocol(split=options.split),
                 seed=seed,
-                command=f"python benchmarks/classical.py --data {demos.describe()['files'][0]['name']}",
+                command=f"python benchmarks/classical.py --data {' '.join(Path(p).name for p in options.data)}",
             )
             merged = merged or {**results, "rows": []}
             merged["rows"] += results["rows"]
@@ -104,16 +128,10 @@ def main(options: Options) -> None:
                 console.print(f"{demos.name} seed {seed} {row['name']}: MSE {row['mse']:.3e} PRC {row['prc']:.4f}")
         del merged["seed"]
         documents.append(merged)
-        note = f" ({demos.note})" if demos.note else ""
-        left = math.fsum(row["prc_left_out"] for row in merged["rows"][:1])
-        sections.append(
-            f"## {demos.name}{note}\n\n{merged['rows'][0]['n']:,} chunks of 8 steps from the {options.split} episodes; "
-            f"{left:.0f} anchors left out of PRC.\n\n{table(merged['rows'])}\n"
-        )
         # After every data set: an interrupted run keeps what it has.
         write_json(options.out.with_suffix(".json"), documents)
         with writing(options.out.with_suffix(".md")) as aside:
-            aside.write_text("# Classical tokenizers on published splits\n\n" + "\n".join(sections))
+            aside.write_text(page(documents))
 
 
 if __name__ == "__main__":
