@@ -87,10 +87,11 @@ def page(documents: list[dict[str, Any]]) -> str:
     lines = [
         "# Classical tokenizers on published splits",
         "",
-        f"Made by `{documents[0]['command']}`; every row, with seed, data hash and versions, is in the JSON file beside",
-        "this page. Mean ± standard deviation over seeds. All tokenizers see min-max normalised commands and are scored on",
-        "the same held-out chunks of 8 steps; their settings were chosen on validation episodes. FAST's authors recommend",
-        "quantile normalisation and tune its scale per data set, which is not done here.",
+        f"Made by `{documents[0]['command']}`.",
+        "Every row, with seed, data hash and versions, is in the JSON file beside this page. Mean ± standard deviation",
+        "over seeds. All tokenizers see min-max normalised commands and are scored on the same held-out chunks of 8",
+        "steps; their settings were chosen on validation episodes. FAST's authors recommend quantile normalisation,",
+        "which is not done here.",
     ]
     for document in documents:
         data, rows = document["data"], document["rows"]

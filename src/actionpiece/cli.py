@@ -11,7 +11,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,73 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from actionpiece.errors import ActionPieceError
+from actionpiece.options import DataOptions, ScoreOptions
 
 if TYPE_CHECKING:
     from actionpiece.data import Demos
-    from actionpiece.evaluation.score import Protocol
-    from actionpiece.space import ActionSpace
 
 _console = Console()
 _errors = Console(stderr=True)
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Which demonstrations, and what their columns mean.
-
-    Attributes:
-        data: one or more npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
-        space: libero, vla_arena, bridge, droid, aloha, robosuite, joints:N, or a JSON file. Not needed when a data
-            card says it.
-        action_key: name of the action column or dataset, where it is not the usual one.
-        drop_idle: leave out steps that move less than this, in raw units.
-    """
-
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")]
-    space: Annotated[str | None, tyro.conf.arg(metavar="SPACE")] = None
-    action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    drop_idle: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-
-    def open(self, default: ActionSpace | None = None) -> Demos:
-        """Open the demonstrations; `default` is the action space where neither a flag nor a card names one."""
-        from actionpiece.data import open_demos
-
-        def opened(space: ActionSpace | str | None) -> Demos:
-            return open_demos(*self.data, space=space, action_key=self.action_key, drop_idle=self.drop_idle)
-
-        if default is None or self.space is not None:
-            return opened(self.space)
-        known = open_demos(*self.data, action_key=self.action_key).known_space
-        return opened(None if known is not None else default)
-
-    def flags(self) -> list[str]:
-        """The flags that name the same demonstrations again."""
-        named = {"--space": self.space, "--action-key": self.action_key, "--drop-idle": self.drop_idle}
-        rest = [word for flag, value in named.items() if value is not None for word in (flag, str(value))]
-        return ["--data", *self.data, *rest]
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """What is scored.
-
-    Attributes:
-        split: episodes to score. The test split is for figures you publish; choose anything on validation.
-        n: chunks drawn from it.
-        k: neighbours of physical rank consistency.
-        draw_seed: of the draw of the chunks.
-    """
-
-    split: Literal["test", "validation", "train", "all"] = "test"
-    n: int = 10_000
-    k: int = 32
-    draw_seed: int = 0
-
-    def protocol(self, horizon: int) -> Protocol:
-        """The same as the scoring room wants it."""
-        from actionpiece.evaluation.score import Protocol
-
-        return Protocol(split=self.split, horizon=horizon, n=self.n, k=self.k, seed=self.draw_seed)
 
 
 @contextlib.contextmanager

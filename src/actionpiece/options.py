@@ -1,0 +1,72 @@
+"""What several commands ask for: which demonstrations, and what is scored. No torch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from actionpiece.data import Demos
+    from actionpiece.evaluation.score import Protocol
+    from actionpiece.space import ActionSpace
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which demonstrations, and what their columns mean.
+
+    Attributes:
+        data: one or more npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
+        space: libero, vla_arena, bridge, droid, aloha, robosuite, joints:N, or a JSON file. Not needed when a data
+            card says it.
+        action_key: name of the action column or dataset, where it is not the usual one.
+        drop_idle: leave out steps that move less than this, in raw units.
+    """
+
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")]
+    space: Annotated[str | None, tyro.conf.arg(metavar="SPACE")] = None
+    action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    drop_idle: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+
+    def open(self, default: ActionSpace | None = None) -> Demos:
+        """Open the demonstrations; `default` is the action space where neither a flag nor a card names one."""
+        from actionpiece.data import open_demos
+
+        def opened(space: ActionSpace | str | None) -> Demos:
+            return open_demos(*self.data, space=space, action_key=self.action_key, drop_idle=self.drop_idle)
+
+        if default is None or self.space is not None:
+            return opened(self.space)
+        known = open_demos(*self.data, action_key=self.action_key).known_space
+        return opened(None if known is not None else default)
+
+    def flags(self) -> list[str]:
+        """The flags that name the same demonstrations again."""
+        named = {"--space": self.space, "--action-key": self.action_key, "--drop-idle": self.drop_idle}
+        rest = [word for flag, value in named.items() if value is not None for word in (flag, str(value))]
+        return ["--data", *self.data, *rest]
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored.
+
+    Attributes:
+        split: episodes to score. The test split is for figures you publish; choose anything on validation.
+        n: chunks drawn from it.
+        k: neighbours of physical rank consistency.
+        draw_seed: of the draw of the chunks.
+    """
+
+    split: Literal["test", "validation", "train", "all"] = "test"
+    n: int = 10_000
+    k: int = 32
+    draw_seed: int = 0
+
+    def protocol(self, horizon: int) -> Protocol:
+        """The same as the scoring room wants it."""
+        from actionpiece.evaluation.score import Protocol
+
+        return Protocol(split=self.split, horizon=horizon, n=self.n, k=self.k, seed=self.draw_seed)
