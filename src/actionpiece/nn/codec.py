@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from actionpiece.nn.quantize import Quantized, ResidualVQ
@@ -11,7 +12,12 @@ from actionpiece.nn.transformer import SlotEncoder, StepDecoder
 
 
 class Codec(nn.Module):
-    """Encoder, quantiser and decoder for normalised chunks (B, H, D)."""
+    """Encoder, quantiser and decoder for normalised chunks (B, H, D).
+
+    linear: adds a linear path from the chunk to the codebook space (`analysis`) and from the codewords to the chunk
+    (`synthesis`), to which the Transformers are corrections. `start_linear` makes it a quantiser that works before any
+    training.
+    """
 
     def __init__(
         self,
@@ -29,6 +35,7 @@ class Codec(nn.Module):
         heads: int,
         decay: float,
         dead_share: float,
+        linear: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = SlotEncoder(horizon, dim, slots, width=width, depth=encoder_depth, heads=heads)
@@ -43,19 +50,51 @@ class Codec(nn.Module):
             dead_share=dead_share,
         )
         self.decoder = StepDecoder(horizon, dim, slots, width=width, depth=decoder_depth, heads=heads)
+        self.shape, self.slots = (horizon, dim), slots
+        self.analysis = nn.Linear(horizon * dim, slots * code_dim) if linear else None
+        self.synthesis = nn.Linear(slots * code_dim, horizon * dim) if linear else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Quantized]:
         """Decoded chunks (B, H, D), encoder features (B, S, W), and what the quantiser did."""
         features = self.encoder(x)
-        quantized = self.quantizer(features)
-        return self.decoder(quantized.output), features, quantized
+        quantized = self.quantizer(features, self._shift(x))
+        return self._write(quantized.hard, quantized.output), features, quantized
+
+    def continuous(self, x: Tensor) -> Tensor:
+        """Decoded chunks as they would be without a quantiser."""
+        u = self.project(x)
+        return self._write(u, self.quantizer.project_out(u))
+
+    def project(self, x: Tensor) -> Tensor:
+        """What is quantised: chunks in codebook space, (B, S, d)."""
+        u: Tensor = self.quantizer.project_in(self.encoder(x))
+        shift = self._shift(x)
+        return u if shift is None else u + shift
 
     def encode(self, x: Tensor) -> Tensor:
         """Codes (B, S, Q)."""
-        quantized: Quantized = self.quantizer(self.encoder(x))
+        quantized: Quantized = self.quantizer(self.encoder(x), self._shift(x))
         return quantized.codes
 
     def decode(self, codes: Tensor) -> Tensor:
         """Chunks (B, H, D) of codes (B, S, Q)."""
-        out: Tensor = self.decoder(self.quantizer.decode(codes))
-        return out
+        return self._write(*self.quantizer.decode(codes))
+
+    def _shift(self, x: Tensor) -> Tensor | None:
+        return None if self.analysis is None else self.analysis(x.flatten(1)).unflatten(1, (self.slots, -1))
+
+    def _write(self, hard: Tensor, output: Tensor) -> Tensor:
+        decoded: Tensor = self.decoder(output)
+        return decoded if self.synthesis is None else decoded + self.synthesis(hard.flatten(1)).unflatten(1, self.shape)
+
+    @torch.no_grad()
+    def start_linear(self, analysis: tuple[Tensor, Tensor], synthesis: tuple[Tensor, Tensor]) -> None:
+        """Set weight and bias of the linear paths, and the Transformers' corrections to zero."""
+        assert self.analysis is not None
+        assert self.synthesis is not None
+        for layer, (weight, bias) in ((self.analysis, analysis), (self.synthesis, synthesis)):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        for layer in (self.quantizer.project_in, self.decoder.command):
+            layer.weight.zero_()
+            layer.bias.zero_()

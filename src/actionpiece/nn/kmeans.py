@@ -55,13 +55,13 @@ def _step(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, float]:
 
 def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k-means++: each new centroid is drawn with probability proportional to the squared distance so far."""
-    centroids = x[torch.randint(len(x), (1,), generator=generator)]
+    centroids = x[torch.randint(len(x), (1,), generator=generator).to(x.device)]
     distance = (x - centroids).square().sum(1)
     chosen = [centroids]
     for _ in range(k - 1):
         total = distance.cumsum(0)
         if total[-1] <= 0:  # every row is a centroid already
-            at = torch.randint(len(x), (1,), generator=generator)
+            at = torch.randint(len(x), (1,), generator=generator).to(x.device)
         else:
             drawn = torch.rand(1, generator=generator).to(total) * total[-1]
             at = torch.searchsorted(total, drawn).clamp_max(len(x) - 1)

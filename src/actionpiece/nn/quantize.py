@@ -6,6 +6,8 @@ what the one before left over, and projected back. The codebooks are buffers: no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from actionpiece.nn.kmeans import kmeans
+
+_STRIDE = 997  # a prime, so that neighbouring codewords are replaced from different chunks and slots
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Quantized:
-    """levels: Q of them. output: (B, S, W) for the decoder, hard forward, identity straight-through backward."""
+    """levels: Q of them. hard: (B, S, d) the sum of the selected codewords, with an identity straight-through gradient.
+
+    output: (B, S, W) the same after the output projection, for the decoder.
+    """
 
     levels: tuple[Level, ...]
+    hard: Tensor
     output: Tensor
 
     @property
@@ -78,9 +86,11 @@ class ResidualVQ(nn.Module):
         self.register_buffer("count", torch.ones(levels, books, codes))
         self.register_buffer("total", self.codebook.clone())
 
-    def forward(self, features: Tensor) -> Quantized:
-        """Quantise slot features (B, S, W)."""
+    def forward(self, features: Tensor, shift: Tensor | None = None) -> Quantized:
+        """Quantise slot features (B, S, W); `shift` (B, S, d) is added to them in codebook space."""
         u = self.project_in(features)
+        if shift is not None:
+            u = u + shift
         residual, levels = u, []
         for book in self.codebook:
             distances = _squared_distances(residual, book)
@@ -90,13 +100,13 @@ class ResidualVQ(nn.Module):
             residual = residual - chosen
         # u - u.detach() is exactly zero and carries the gradient, so that `decode` gives the same bits.
         hard = torch.stack([level.chosen for level in levels]).sum(0) + (u - u.detach())
-        return Quantized(tuple(levels), self.project_out(hard))
+        return Quantized(tuple(levels), hard, self.project_out(hard))
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """The decoder's input (B, S, W) of codes (B, S, q) for the first q <= Q levels."""
+    def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Codewords (B, S, d) and the decoder's input (B, S, W) of codes (B, S, q) for the first q <= Q levels."""
         chosen = [_pick(book, codes[..., level]) for level, book in enumerate(self.codebook[: codes.shape[-1]])]
-        out: Tensor = self.project_out(torch.stack(chosen).sum(0))
-        return out
+        hard = torch.stack(chosen).sum(0)
+        return hard, self.project_out(hard)
 
     @torch.no_grad()
     def update(self, quantized: Quantized) -> None:
@@ -121,20 +131,26 @@ class ResidualVQ(nn.Module):
         mean = self.count[number].mean(-1, keepdim=True)
         dead = self.count[number] < self.dead_share * mean
         pool = vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1)  # (C, N, d)
-        draw = torch.randint(pool.shape[1], (books, size, 1), device=pool.device).expand(-1, -1, dim)
-        fresh = pool.gather(1, draw)
+        # A batch is in random order already: which of its vectors a codeword gets need not be drawn again.
+        fresh = pool[:, torch.arange(size, device=pool.device) * _STRIDE % pool.shape[1]]
         _from_first_rank(fresh)
         self.count[number] = torch.where(dead, mean, self.count[number])
         self.total[number] = torch.where(dead[..., None], fresh * mean[..., None], self.total[number])
 
     @torch.no_grad()
-    def start(self, features: Tensor, generator: torch.Generator) -> None:
-        """Start the codebooks from k-means on the features (N, S, W) of training chunks, level by level."""
-        residual = self.project_in(features)
+    def start(self, u: Tensor, generator: torch.Generator, first: Tensor | None = None) -> None:
+        """Start the codebooks from k-means on vectors (N, S, d) of training chunks, level by level.
+
+        first: (1 or S, K, d) codebooks of the first level, where they are known.
+        """
+        residual = u
         books, size, dim = self.codebook.shape[1:]
         for number in range(len(self.codebook)):
             pool = residual.reshape(1, -1, dim) if books == 1 else residual.transpose(0, 1)
-            centroids = torch.stack([kmeans(rows, size, generator=generator) for rows in pool])
+            if number == 0 and first is not None:
+                centroids = first
+            else:
+                centroids = torch.stack([kmeans(rows, size, generator=generator) for rows in pool])
             self.codebook[number] = centroids
             self.count[number] = 1.0
             self.total[number] = centroids
@@ -143,8 +159,18 @@ class ResidualVQ(nn.Module):
 
 def _squared_distances(u: Tensor, book: Tensor) -> Tensor:
     """(B, S, K) squared distances of (B, S, d) to the codewords (1 or S, K, d)."""
-    cross = (u.transpose(0, 1) @ book.transpose(-1, -2)).transpose(0, 1)
+    with _full_precision():
+        cross = (u.transpose(0, 1) @ book.transpose(-1, -2)).transpose(0, 1)
     return u.square().sum(-1, keepdim=True) - 2 * cross + book.square().sum(-1)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Products in whole float32: ten bits of mantissa would decide between near codewords at random."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def _pick(book: Tensor, codes: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.objectives.commitment import commitment
+from actionpiece.objectives.neighbor_order import neighbor_order
 from actionpiece.objectives.neighborhood import neighborhood
+from actionpiece.objectives.physical_error import physical_error
 from actionpiece.objectives.physical_rank import physical_rank
 from actionpiece.objectives.quantization_order import quantization_order
 from actionpiece.objectives.reconstruction import reconstruction
@@ -28,6 +30,8 @@ OBJECTIVES: dict[str, Callable[[Step], Tensor]] = {
     "sigreg": sigreg,
     "temporal": temporal,
     "neighborhood": neighborhood,
+    "physical_error": physical_error,
+    "neighbor_order": neighbor_order,
 }
 
 

@@ -18,9 +18,8 @@ def sigreg(step: Step) -> Tensor:
     weight means the same for every batch size.
     """
     samples = step.features.flatten(0, 1)
-    directions = F.normalize(
-        torch.randn(samples.shape[-1], DIRECTIONS, dtype=samples.dtype, device=samples.device), dim=0
-    )
+    drawn = torch.empty(samples.shape[-1], DIRECTIONS, dtype=samples.dtype, device=samples.device)
+    directions = F.normalize(drawn.normal_(generator=step.generator), dim=0)
     return epps_pulley(samples @ directions).mean()
 
 

@@ -23,6 +23,9 @@ class Step:
     """target, decoded: (B, H, D) normalised. features: (B, S, W) encoder output before the input projection.
 
     physical: the batch's `PhysicalDistance.features`. scale, offset: of the normaliser, (D,), to go back to commands.
+    rates: (D,) how much a normalised unit of each column moves the root of a step's distance, to first order.
+    companions: every chunk at a multiple of companions + 1 is an anchor, those after it are near it in training data.
+    generator: for objectives that draw at random; on the device of the tensors.
     """
 
     target: Tensor
@@ -34,6 +37,9 @@ class Step:
     physical: Features
     offset: Tensor
     scale: Tensor
+    rates: Tensor
+    companions: int = 0
+    generator: torch.Generator | None = None
 
     @cached_property
     def distances(self) -> Tensor:

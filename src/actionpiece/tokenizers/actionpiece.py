@@ -8,7 +8,10 @@ moving averages and the rule for dead codewords are ours, since the paper does n
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +21,8 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.nn.codec import Codec
 from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
-from actionpiece.training import TrainConfig, train
+from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
+from actionpiece.training import Examples, Run, TrainConfig, rank, ranks, train
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,10 @@ class ActionPieceConfig:
         levels: residual levels, the paper's Q.
         codes: codewords per level, the paper's K.
         codebook: one codebook for all slots (`shared`, the paper) or one for each (`per_slot`).
-        code_dim: dimension of the codewords.
+        start: how the codec begins. `kmeans`: codebooks from the features of an untrained encoder. `pq`: as a rotated
+            product quantiser, of which the Transformers learn corrections; it has one codebook for each slot.
+        blend, groups: of that product quantiser; see `pq`.
+        code_dim: dimension of the codewords; 0: as many as a slot has values of the chunk, H * D / S.
         width: of the Transformers.
         encoder_depth: layers that read the chunk.
         decoder_depth: layers that write it.
@@ -44,6 +51,9 @@ class ActionPieceConfig:
     levels: int = 1
     codes: int = 512
     codebook: Literal["shared", "per_slot"] = "shared"
+    start: Literal["kmeans", "pq"] = "kmeans"
+    blend: float = 0.0
+    groups: Literal["least_error", "balanced"] = "least_error"
     code_dim: int = 64
     width: int = 256
     encoder_depth: int = 2
@@ -54,8 +64,8 @@ class ActionPieceConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        sizes = (self.slots, self.levels, self.code_dim, self.width, self.encoder_depth, self.decoder_depth, self.heads)
-        if min(sizes) < 1 or self.codes < 2:
+        sizes = (self.slots, self.levels, self.width, self.encoder_depth, self.decoder_depth, self.heads)
+        if min(sizes) < 1 or self.codes < 2 or self.code_dim < 0:
             raise ActionPieceError("actionpiece needs at least 1 of everything and 2 codes")
         if self.width % self.heads:
             raise ActionPieceError(f"a width of {self.width} cannot be shared by {self.heads} heads")
@@ -63,6 +73,11 @@ class ActionPieceConfig:
             raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1")
         if self.codebook not in ("shared", "per_slot"):
             raise ActionPieceError(f"codebook must be shared or per_slot, not '{self.codebook}'")
+        if self.start not in ("kmeans", "pq"):
+            raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
+        if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim != 0):
+            raise ActionPieceError("a start as a product quantiser needs codebook per_slot and code_dim 0")
+        PQConfig(tokens=self.slots, codes=self.codes, blend=self.blend, groups=self.groups)
 
 
 def rvq() -> ActionPieceConfig:
@@ -93,7 +108,7 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
                 slots=config.slots,
                 levels=config.levels,
                 codes=config.codes,
-                code_dim=config.code_dim,
+                code_dim=config.code_dim or math.ceil(self.horizon * self.space.dim / config.slots),
                 codebook=config.codebook,
                 width=config.width,
                 encoder_depth=config.encoder_depth,
@@ -101,6 +116,7 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
                 heads=config.heads,
                 decay=config.decay,
                 dead_share=config.dead_share,
+                linear=config.start == "pq",
             )
 
     @property
@@ -117,19 +133,37 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
         return range(first, first + self.config.codes)
 
     def _fit(self, x: Tensor, job: FitJob) -> None:
-        self.codec = self._new_codec(job.seed).to(job.device)
-        train(
-            self.codec,
-            x,
-            config=self.config.train,
-            distance=self.distance,
-            normalizer=self.normalizer,
-            seed=job.seed,
-            validation=job.validation,
-            run=job.run,
-            resume=job.resume,
-            progress=job.progress,
+        with ranks(job.device) as device:
+            examples = Examples(x, job.validation, self.distance, self.normalizer, device)
+            run = self._run(x, job.seed, job.run, device)
+            train([run], examples, resume=job.resume, progress=job.progress)
+        self._trained()
+
+    def _run(self, x: Tensor, seed: int, folder: Path | None, device: str) -> Run:
+        """A new codec and how to train it."""
+        self.codec = self._new_codec(seed)
+        first = None
+        if self.config.start == "pq":
+            first = self._start_as_pq(x, seed, device)
+        return Run(self.codec, self.config.train, seed, folder, first)
+
+    def _start_as_pq(self, x: Tensor, seed: int, device: str) -> Tensor:
+        """Set the codec's linear paths to those of a product quantiser; returns its codebooks (S, K, d)."""
+        config = PQConfig(
+            tokens=self.config.slots, codes=self.config.codes, blend=self.config.blend, groups=self.config.groups
         )
+        pq = PQTokenizer(
+            config, space=self.space, normalizer=self.normalizer, distance=self.distance, horizon=self.horizon
+        )
+        pq._fit(x, FitJob(seed, lambda fraction, what: None, None, None, False, device))
+        basis = pq.basis.flatten(1)  # (H * D, S * d)
+        self.codec.start_linear(
+            analysis=((basis * pq.weight[:, None]).T, -basis.T @ pq.mean),
+            synthesis=(basis / pq.weight[:, None], pq.mean / pq.weight),
+        )
+        return pq.codebooks
+
+    def _trained(self) -> None:
         self.codec.cpu().requires_grad_(False)
 
     def _encode(self, x: Tensor) -> Tensor:

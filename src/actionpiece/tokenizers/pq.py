@@ -90,10 +90,12 @@ class PQTokenizer(FixedLengthTokenizer):
 
     def _fit(self, x: Tensor, job: FitJob) -> None:
         config, generator = self.config, torch.Generator().manual_seed(job.seed)
+        x = x.to(job.device)
+        self.to(job.device)
         rates = self.distance.column_rates() * torch.as_tensor(self.normalizer.scale)
         # A group of weight 0 does not count in the distance, but its columns still have to come back.
         rates = rates.clamp_min(1e-3 * max(float(rates.max()), 1e-30))
-        self.weight = rates.pow(config.blend).float().repeat(self.horizon)
+        self.weight = rates.pow(config.blend).float().repeat(self.horizon).to(x.device)
         z = x.flatten(1) * self.weight
         self.mean = z.double().mean(0).float()
         z = z - self.mean
@@ -102,9 +104,9 @@ class PQTokenizer(FixedLengthTokenizer):
         energy, vectors = energy.flip(0), vectors.flip(1).float()
         groups = GROUPINGS[config.groups](energy.tolist(), config.tokens, config.codes)
         width = max(len(group) for group in groups)
-        self.basis = torch.zeros(len(energy), config.tokens, width)
-        self.codebooks = torch.zeros(config.tokens, config.codes, width)
-        rows = z[torch.randperm(len(z), generator=generator)[: config.rows]]
+        self.basis = torch.zeros(len(energy), config.tokens, width, device=x.device)
+        self.codebooks = torch.zeros(config.tokens, config.codes, width, device=x.device)
+        rows = z[torch.randperm(len(z), generator=generator)[: config.rows].to(x.device)]
         sample = rows[: 64 * config.codes]  # enough for a start; the rounds below see all rows
         steps = config.tokens + config.refine + 1
         for number, group in enumerate(groups):
@@ -120,13 +122,14 @@ class PQTokenizer(FixedLengthTokenizer):
         spread = torch.stack([(rows @ self.basis[:, g]).square().sum(1).mean() for g in range(config.tokens)])
         order = spread.argsort(descending=True, stable=True)  # refining may have moved energy between groups
         self.basis, self.codebooks = self.basis[:, order].contiguous(), self.codebooks[order].contiguous()
+        self.cpu()
 
     def _refine(self, rows: Tensor, *, rotate: bool = True) -> None:
         """One round: codebooks move to the means of their rows, then the rotation to the nearest one of the result.
 
         Lloyd's step and the orthogonal Procrustes problem (Ge et al., 2013); neither can raise the training error.
         """
-        decoded = torch.empty(len(rows), self.config.tokens, self.basis.shape[2])
+        decoded = torch.empty(len(rows), self.config.tokens, self.basis.shape[2], device=rows.device)
         for g in range(self.config.tokens):
             self.codebooks[g], index = lloyd_step(rows @ self.basis[:, g], self.codebooks[g])
             decoded[:, g] = self.codebooks[g][index]

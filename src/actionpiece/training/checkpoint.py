@@ -9,41 +9,26 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import writing
+from actionpiece.training.replica import Replica
 
 NAME = "checkpoint.safetensors"
 
 
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-    about: dict[str, Any],
-) -> None:
-    """Write model, optimiser and random states after `step` steps; `about` says which run this is."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    tensors["random.batches"] = generator.get_state()
-    tensors["random.global"] = torch.get_rng_state()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def save_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> None:
+    """Write where a replica stands; `about` says which run this is."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _state(replica).items()}
+    tensors["random"] = replica.generator.get_state()
     with writing(folder / NAME) as aside:
-        save_file(tensors, aside, metadata={"step": str(step), "about": json.dumps(about, sort_keys=True)})
+        save_file(tensors, aside, metadata={"step": str(replica.done), "about": json.dumps(about, sort_keys=True)})
 
 
-def load_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-    about: dict[str, Any],
-) -> int:
-    """Put a run back where its checkpoint left it; returns the number of steps done.
+@torch.no_grad()
+def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> None:
+    """Put a replica back where its checkpoint left it.
 
     A checkpoint of another run (other settings, seed or data) is an error: going on would mix two runs.
     """
@@ -60,13 +45,15 @@ def load_checkpoint(
     different = sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key))
     if different:
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
-    model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
-    state: dict[int, dict[str, Tensor]] = {}
+    state = _state(replica)
+    if state.keys() | {"random"} != tensors.keys():
+        raise ActionPieceError(f"{path} is a checkpoint of another codec; start without --resume")
+    replica.generator.set_state(tensors.pop("random"))
     for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    generator.set_state(tensors["random.batches"])
-    torch.set_rng_state(tensors["random.global"])
-    return int(metadata["step"])
+        state[name].copy_(tensor)
+    replica.done = int(metadata["step"])
+
+
+def _state(replica: Replica) -> dict[str, Tensor]:
+    model = {f"model.{name}": tensor for name, tensor in replica.codec.state_dict().items()}
+    return model | {f"optimizer.{name}": tensor for name, tensor in replica.optimizer_state().items()}

@@ -20,16 +20,19 @@ class TrainConfig:
 
     Attributes:
         steps: optimiser steps.
-        batch: chunks per step.
+        batch: chunks per step, of all processes together.
         learning_rate: of AdamW.
         weight_decay: of AdamW.
         warmup: steps over which the learning rate rises from zero.
         schedule: `constant` after the warmup, or `cosine` down to zero.
         clip: largest norm of the gradient.
         weights: of the training objectives, by name.
+        companions: for every chunk drawn, this many of its physical neighbours in the training data join the batch.
+        continuous: steps of plain autoencoding before the codebooks are started from the features and used.
         start_chunks: training chunks whose features start the codebooks, by k-means.
         checkpoint_every: steps between checkpoints.
         validate_every: steps between looks at the validation chunks.
+        tensorboard: write the log for TensorBoard too, in a folder of that name beside it.
     """
 
     steps: int = 100_000
@@ -40,16 +43,23 @@ class TrainConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     clip: float = 1.0
     weights: dict[str, float] = field(default_factory=paper_weights)
+    companions: int = 0
+    continuous: int = 0
     start_chunks: int = 4096
     checkpoint_every: int = 1000
     validate_every: int = 5000
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "start_chunks", "checkpoint_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.learning_rate > 0 or not self.clip > 0 or self.warmup < 0 or self.weight_decay < 0:
-            raise ActionPieceError("learning_rate and clip must be positive, warmup and weight_decay not negative")
+        if not self.learning_rate > 0 or not self.clip > 0 or min(self.warmup, self.weight_decay, self.continuous) < 0:
+            raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
+        if self.companions < 0 or self.batch % (self.companions + 1):
+            raise ActionPieceError(f"a batch of {self.batch} is not made of chunks with {self.companions} companions")
+        if self.weights.get("neighbor_order") and self.companions < 2:
+            raise ActionPieceError("neighbor_order needs at least 2 companions for every chunk drawn")
         if self.schedule not in ("constant", "cosine"):
             raise ActionPieceError(f"schedule must be constant or cosine, not '{self.schedule}'")
 

@@ -1,0 +1,31 @@
+"""Neighbour order: the nearest chunks of the training set keep their distances to each other after decoding.
+
+The decoded-space counterpart of physical rank preservation, and what PRC asks: pairs are mined from the whole training
+set (see `TrainConfig.companions`), since within a random batch nobody is near anybody.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actionpiece.objectives.step import Step
+
+
+def neighbor_order(step: Step) -> Tensor:
+    """One minus the correlation of an anchor's distances to its companions before and after decoding, mean of anchors.
+
+    Distances are to first order in every column. A neighbourhood without differences is left out.
+    """
+    before, after = (_distances(x * step.rates, step.companions) for x in (step.target, step.decoded))
+    before, after = (d - d.mean(1, keepdim=True) for d in (before, after))
+    sizes = before.square().sum(1) * after.square().sum(1)
+    has_order = before.square().sum(1) > 1e-12
+    correlation = (before * after).sum(1) / (sizes + 1e-12).sqrt()
+    return (torch.where(has_order, 1 - correlation, 0)).sum() / has_order.sum().clamp_min(1)
+
+
+def _distances(x: Tensor, companions: int) -> Tensor:
+    """(A, m) root mean square distances of A anchors (every (m + 1)-th chunk of the batch) to their m companions."""
+    groups = x.flatten(1).unflatten(0, (-1, companions + 1))
+    return ((groups[:, 1:] - groups[:, :1]).square().sum(-1) / x.shape[1] + 1e-12).sqrt()

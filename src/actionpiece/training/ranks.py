@@ -1,0 +1,49 @@
+"""Several processes on one training: what `torchrun` or `accelerate launch` started, each with a share of every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@contextmanager
+def ranks(device: str) -> Iterator[str]:
+    """Join the other processes, if a launcher started any, and leave them at the end; yields this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield device
+        return
+    if device == "cuda":  # one GPU for each process of a machine
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is. The first one writes files."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Every process gets the mean gradient. One call for all: a codec is small, and calls are what costs."""
+    if world_size() == 1:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))

@@ -1,0 +1,199 @@
+"""`Replica`: one codec in training. Its step is plain on a CPU; on a GPU it is compiled and captured.
+
+A small codec leaves most of a large GPU idle, and Python would be the limit: the captured step is one launch, on a
+stream of its own, so that several replicas run side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actionpiece.metrics.prc import prc
+from actionpiece.nn.codec import Codec
+from actionpiece.objectives import Step, combine
+from actionpiece.training.config import TrainConfig
+from actionpiece.training.examples import BLOCK, Examples
+from actionpiece.training.ranks import average_gradients, world_size
+
+_WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to train: a codec, how, by which seed, and where to keep log and checkpoint (nowhere: None).
+
+    first: codebooks of the first level to start from, (1 or S, K, d); without them k-means finds some.
+    """
+
+    codec: Codec
+    config: TrainConfig
+    seed: int
+    folder: Path | None = None
+    first: Tensor | None = None
+
+
+class Replica:
+    """The moving parts of one run. `captured`: record the step once and replay it; needs a GPU."""
+
+    def __init__(self, run: Run, examples: Examples, *, captured: bool) -> None:
+        self.run, self.examples, self.config = run, examples, run.config
+        device = examples.device
+        self.codec = run.codec.to(device)
+        self.done = 0
+        self.generator = torch.Generator(device).manual_seed(run.seed)  # of what objectives draw
+        # The step reads its batch, its place in the block and its learning rate from tensors: a recorded one can.
+        self.table = torch.zeros(BLOCK, self.config.batch // world_size(), dtype=torch.int64, device=device)
+        self.rates = torch.zeros(BLOCK, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.block = -1
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.codec.parameters(),
+            lr=self.rate,
+            weight_decay=self.config.weight_decay,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+        self._create_optimizer_state()
+        self.terms: dict[str, Tensor] = {}
+        self.stream = torch.cuda.Stream(device) if captured else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _create_optimizer_state(self) -> None:
+        """Optimisers make their state on the first step; here it must be there before, to be loaded and recorded."""
+        for parameter in self.codec.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for tensor in self.optimizer_state().values():
+            tensor.zero_()
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimiser's tensors by parameter number and name."""
+        return {
+            f"{number}.{name}": tensor
+            for number, parameter in enumerate(self.codec.parameters())
+            for name, tensor in self.optimizer.state[parameter].items()
+        }
+
+    def start(self) -> None:
+        """Start the codebooks from some training chunks, the same on every rank."""
+        generator = torch.Generator().manual_seed(self.run.seed)
+        index = torch.randperm(len(self.examples.chunks), generator=generator)[: self.config.start_chunks]
+        first = None if self.run.first is None else self.run.first.to(self.examples.device)
+        with torch.no_grad():
+            u = self.codec.project(self.examples.chunks[index.to(self.examples.device)])
+        self.codec.quantizer.start(u, generator, first)
+
+    def prepare(self) -> None:
+        """Get ready for the next step: the batches of its block, its place in it, the recorded step."""
+        block, at = divmod(self.done, BLOCK)
+        if block != self.block:
+            self.table.copy_(self.examples.batches(self.config, self.run.seed, block))
+            rates = [self.config.rate_at(step) for step in range(block * BLOCK, (block + 1) * BLOCK)]
+            self.rates.copy_(torch.tensor(rates))
+            self.block = block
+        self.at.fill_(at)
+        if self.done == self.config.continuous:
+            self.start()
+            self.graph = None  # it was of the steps without codebooks
+        if self.stream is not None and self.graph is None:
+            self._capture(self.stream)
+
+    def advance(self) -> None:
+        """One step within the block that was prepared. A captured one is only launched."""
+        if self.graph is None:
+            self._step()
+        else:
+            with torch.cuda.stream(self.stream):
+                self.graph.replay()
+        self.done += 1
+
+    def _step(self) -> None:
+        index = self.table.index_select(0, self.at)[0]
+        self.rate.copy_(self.rates.index_select(0, self.at)[0])
+        examples = self.examples
+        x = examples.chunks[index]
+        if self.done < self.config.continuous:
+            loss = F.mse_loss(self.codec.continuous(x), x)
+            self._learn(loss)
+            self.terms = {"loss": loss.detach()}
+            return
+        decoded, features, quantized = self.codec(x)
+        step = Step(
+            target=x,
+            decoded=decoded,
+            features=features,
+            quantized=quantized,
+            quantizer=self.codec.quantizer,
+            distance=examples.distance,
+            physical=examples.physical[index],
+            offset=examples.offset,
+            scale=examples.scale,
+            rates=examples.rates,
+            companions=self.config.companions,
+            generator=self.generator,
+        )
+        loss, terms = combine(step, self.config.weights)
+        self._learn(loss)
+        self.codec.quantizer.update(quantized)
+        self.terms = {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+
+    def _learn(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        average_gradients(self.codec.parameters())
+        torch.nn.utils.clip_grad_norm_(self.codec.parameters(), self.config.clip)
+        self.optimizer.step()
+        self.at += 1
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        """Run some steps on this replica's own stream, take them back, and record one.
+
+        The stream matters: recorded products keep the work space of the stream they were recorded on, and replicas
+        that shared one would write into each other's results.
+        """
+        for block in (*self.codec.encoder.reader.blocks, *self.codec.decoder.reader.blocks):
+            block.compile()
+        state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
+        kept = [tensor.clone() for tensor in state]
+        random = self.generator.get_state()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._step()
+        torch.cuda.synchronize()
+        for tensor, before in zip(state, kept, strict=True):
+            tensor.detach().copy_(before)
+        self.generator.set_state(random)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.generator)
+        with torch.cuda.graph(self.graph, stream=stream):
+            self._step()
+        torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """MSE, PRC and the share of codes in use on the validation chunks; nothing when there are none."""
+        chunks, normalizer = self.examples.validation, self.examples.normalizer
+        if chunks is None or self.done <= self.config.continuous:
+            return {}
+        with torch.compiler.set_stance("force_eager"):  # another batch size: not worth compiling for
+            codes = self.codec.encode(chunks)
+            decoded = self.codec.decode(codes)
+        size = self.codec.quantizer.codebook.shape[2]
+        used = torch.stack([torch.bincount(level.flatten(), minlength=size) > 0 for level in codes.unbind(-1)])
+        found = {
+            "val_mse": float((decoded - chunks).square().mean()),
+            "codes_used": float(used.float().mean()),
+        }
+        k = min(32, len(chunks) - 1)
+        if k >= 2:
+            raw = [normalizer.denormalize(side) for side in (chunks, decoded)]
+            found["val_prc"] = prc(raw[0], raw[1], distance=self.examples.distance, k=k).value
+        return found
