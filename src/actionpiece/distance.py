@@ -106,7 +106,7 @@ class PhysicalDistance:
         total = (a.flat - b.flat).square().sum(-1)
         if a.turns.shape[-2]:
             angles = so3.angle(a.turns, b.turns)
-            total = total + (angles.square() * self._rotation_factors(angles)).sum((-1, -2))
+            total = total + self._turned(angles)
         return total / h
 
     def paired(self, a: Any, b: Any, *, dtype: torch.dtype | None = torch.float64) -> Tensor:
@@ -140,13 +140,22 @@ class PhysicalDistance:
         total = torch.cdist(a.flat, b.flat, compute_mode="donot_use_mm_for_euclid_dist").square()
         if a.turns.shape[2]:
             angles = so3.angle(a.turns[:, None], b.turns[None])
-            total = total + (angles.square() * self._rotation_factors(angles)).sum((-1, -2))
+            total = total + self._turned(angles)
         return total / a.turns.shape[1]
 
-    def _rotation_factors(self, like: Tensor) -> Tensor:
+    @property
+    def _rotation_factors(self) -> list[float]:
         pairs = zip(self.space.groups, self.scales, strict=True)
-        factors = [group.weight / scale**2 for group, scale in pairs if group.kind == "rotation"]
-        return torch.tensor(factors, dtype=like.dtype, device=like.device)
+        return [group.weight / scale**2 for group, scale in pairs if group.kind == "rotation"]
+
+    def _turned(self, angles: Tensor) -> Tensor:
+        """The rotations' share of squared distances, from angles (..., H, R), summed over both.
+
+        The factors stay Python numbers: a tensor made of them could not be recorded as part of a training step.
+        """
+        parts = zip(angles.unbind(-1), self._rotation_factors, strict=True)
+        total: Tensor = torch.stack([angle.square().sum(-1) * factor for angle, factor in parts]).sum(0)
+        return total
 
     def chord_features(self, features: Features) -> Tensor:
         """Vectors (N, F) whose squared Euclidean distance is a lower bound of the distance.
@@ -157,7 +166,7 @@ class PhysicalDistance:
         h, r = features.turns.shape[1:3]
         matrices = so3.to_matrix(features.turns).flatten(-2)
         if r:
-            matrices = matrices * (self._rotation_factors(matrices) / 2).sqrt()[:, None]
+            matrices = matrices * (matrices.new_tensor(self._rotation_factors) / 2).sqrt()[:, None]
         return torch.cat((features.flat, matrices.flatten(1)), -1) / math.sqrt(h)
 
     def column_rates(self) -> Tensor:
@@ -195,7 +204,8 @@ def _unit_of(group: Group) -> float:
 
 def physical(group: Group, x: Tensor) -> Tensor:
     """A group's columns of raw actions (..., D) in metres, radians, raw units, or 0 open .. 1 closed."""
-    columns = x[..., list(group.columns)]
+    # Stacked, not indexed by a list: an index from the CPU could not be recorded as part of a training step.
+    columns = torch.stack([x[..., column] for column in group.columns], -1)
     if group.kind == "gripper":
         assert group.open is not None
         assert group.closed is not None

@@ -33,6 +33,7 @@ class Codec(nn.Module):
         encoder_depth: int,
         decoder_depth: int,
         heads: int,
+        deviation: float,
         decay: float,
         dead_share: float,
         linear: bool = False,
@@ -46,6 +47,7 @@ class Codec(nn.Module):
             codes=codes,
             dim=code_dim,
             sharing=codebook,
+            deviation=deviation,
             decay=decay,
             dead_share=dead_share,
         )
@@ -67,9 +69,7 @@ class Codec(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """What is quantised: chunks in codebook space, (B, S, d)."""
-        u: Tensor = self.quantizer.project_in(self.encoder(x))
-        shift = self._shift(x)
-        return u if shift is None else u + shift
+        return self.quantizer.project(self.encoder(x), self._shift(x))
 
     def encode(self, x: Tensor) -> Tensor:
         """Codes (B, S, Q)."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,7 @@ from actionpiece.nn.kmeans import kmeans
 _STRIDE = 997  # a prime, so that neighbouring codewords are replaced from different chunks and slots
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """What one residual level did.
 
     residual: (B, S, d) what it was given, with gradient. distances: (B, S, K) squared distances of the residual to
@@ -36,8 +34,7 @@ class Level:
     codebook: Tensor
 
 
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(NamedTuple):
     """levels: Q of them. hard: (B, S, d) the sum of the selected codewords, with an identity straight-through gradient.
 
     output: (B, S, W) the same after the output projection, for the decoder.
@@ -53,10 +50,42 @@ class Quantized:
         return torch.stack([level.codes for level in self.levels], -1)
 
 
+class Standardize(nn.Module):
+    """Every slot's vectors (B, S, d) with mean 0 and one deviation, by moving averages.
+
+    Slots that share a codebook can then share all of it, and the weight of the commitment term means something.
+    """
+
+    mean: Tensor  # (S, d)
+    variance: Tensor  # (S, d)
+
+    def __init__(self, slots: int, dim: int, *, deviation: float, decay: float) -> None:
+        super().__init__()
+        self.deviation, self.decay = deviation, decay
+        self.register_buffer("mean", torch.zeros(slots, dim))
+        self.register_buffer("variance", torch.ones(slots, dim))
+
+    def forward(self, u: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            self._follow(u.detach())
+        return (u - self.mean) * (self.deviation * (self.variance + 1e-8).rsqrt())
+
+    def _follow(self, u: Tensor) -> None:
+        moments = torch.stack((u.mean(0), u.square().mean(0)))
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(moments)
+            moments /= dist.get_world_size()
+        mean, square = moments
+        # The variance is about the moving mean, so that it does not collapse when one batch is all alike.
+        self.mean.lerp_(mean, 1 - self.decay)
+        self.variance.lerp_(square - 2 * mean * self.mean + self.mean.square(), 1 - self.decay)
+
+
 class ResidualVQ(nn.Module):
     """Q levels of K codewords of dimension d, one codebook for all slots (`shared`, the paper) or one for each.
 
-    decay: of the moving averages. dead_share: a codeword used less than this share of the average is replaced by a
+    deviation: what each slot's vectors are standardised to before they are quantised; 0: they are not. decay: of the
+    moving averages. dead_share: a codeword used less than this share of the average is replaced by a
     vector of the batch. Statistics are summed over ranks under distributed training, so every rank has the same
     codebooks.
     """
@@ -74,6 +103,7 @@ class ResidualVQ(nn.Module):
         codes: int,
         dim: int,
         sharing: Literal["shared", "per_slot"] = "shared",
+        deviation: float = 0.0,
         decay: float = 0.99,
         dead_share: float = 0.03,
     ) -> None:
@@ -81,16 +111,15 @@ class ResidualVQ(nn.Module):
         self.decay, self.dead_share, self.slots = decay, dead_share, slots
         books = 1 if sharing == "shared" else slots
         self.project_in = nn.Linear(width, dim)
+        self.standardize = Standardize(slots, dim, deviation=deviation, decay=decay) if deviation else None
         self.project_out = nn.Linear(dim, width)
         self.register_buffer("codebook", torch.randn(levels, books, codes, dim))
         self.register_buffer("count", torch.ones(levels, books, codes))
         self.register_buffer("total", self.codebook.clone())
 
     def forward(self, features: Tensor, shift: Tensor | None = None) -> Quantized:
-        """Quantise slot features (B, S, W); `shift` (B, S, d) is added to them in codebook space."""
-        u = self.project_in(features)
-        if shift is not None:
-            u = u + shift
+        """Quantise slot features (B, S, W); see `project`."""
+        u = self.project(features, shift)
         residual, levels = u, []
         for book in self.codebook:
             distances = _squared_distances(residual, book)
@@ -101,6 +130,13 @@ class ResidualVQ(nn.Module):
         # u - u.detach() is exactly zero and carries the gradient, so that `decode` gives the same bits.
         hard = torch.stack([level.chosen for level in levels]).sum(0) + (u - u.detach())
         return Quantized(tuple(levels), hard, self.project_out(hard))
+
+    def project(self, features: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Slot features (B, S, W) in codebook space, (B, S, d), where `shift` is added to them."""
+        u: Tensor = self.project_in(features)
+        if shift is not None:
+            u = u + shift
+        return u if self.standardize is None else self.standardize(u)
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Codewords (B, S, d) and the decoder's input (B, S, W) of codes (B, S, q) for the first q <= Q levels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,5 @@ MARGIN = 0.1  # the paper's m_r
 
 def physical_rank(step: Step) -> Tensor:
     """Softplus of how much farther the physically near chunk is in representation space than the far one."""
-    near, far = step.near_and_far
-    gap = root(step.representation_distance(near)) - root(step.representation_distance(far))
-    return F.softplus(gap + MARGIN).mean()
+    near, far = root(step.representation_distance(torch.stack(step.near_and_far, 1))).unbind(1)
+    return F.softplus(near - far + MARGIN).mean()

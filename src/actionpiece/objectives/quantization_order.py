@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actionpiece.nn.selection import code_probabilities
+from actionpiece.nn.fused import fused
 from actionpiece.objectives.step import Step
 
 MARGIN = 0.1  # the paper's m_q
@@ -28,8 +28,13 @@ def quantization_order(step: Step) -> Tensor:
     The divergence is averaged over slots and, for several residual levels, over levels.
     """
     near, far = step.near_and_far
-    gaps = []
-    for level in step.quantized.levels:
-        pi = code_probabilities(level.distances)
-        gaps.append((jensen_shannon(pi, pi[near]) - jensen_shannon(pi, pi[far])).mean(-1))
-    return F.softplus(torch.stack(gaps).mean(0) + MARGIN).mean()
+    gaps = torch.stack([divergence_gap(pi, near, far) for pi in step.probabilities])
+    return F.softplus(gaps.mean(0) + MARGIN).mean()
+
+
+@fused
+def divergence_gap(pi: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """(B,) how much more each anchor's probabilities (B, S, K) diverge from the near chunk's than from the far one's."""
+    # index_select, not pi[near]: its gradient adds rows up instead of sorting them first.
+    apart = [jensen_shannon(pi, pi.index_select(0, other)) for other in (near, far)]
+    return (apart[0] - apart[1]).mean(-1)

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actionpiece.distance import Features, PhysicalDistance
+from actionpiece.nn.fused import fused
 from actionpiece.nn.quantize import Quantized, ResidualVQ
-from actionpiece.nn.selection import cumulative_codewords
+from actionpiece.nn.selection import code_probabilities, cumulative_codewords
 
 NEAR, FAR = 0.05, 0.95  # percentiles of the others, the paper's
 ENCODER_SHARE, QUANTIZED_SHARE = 0.25, 0.75  # of the squared representation distance, the paper's
@@ -44,9 +45,7 @@ class Step:
     @cached_property
     def distances(self) -> Tensor:
         """(B, B) physical distances within the batch; infinite on the diagonal."""
-        with torch.no_grad():
-            pairs = self.distance.pairwise(self.physical)
-            return pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool, device=pairs.device), torch.inf)
+        return _distances(self.physical.flat, self.physical.turns, self.distance)
 
     @cached_property
     def near_and_far(self) -> tuple[Tensor, Tensor]:
@@ -56,20 +55,32 @@ class Step:
         return order[:, nearest_rank(NEAR, others)], order[:, nearest_rank(FAR, others)]
 
     @cached_property
-    def encoded(self) -> Tensor:
-        """Encoder features on the unit sphere, (B, S, W)."""
-        return _on_sphere(self.features)
+    def probabilities(self) -> list[Tensor]:
+        """For each residual level, the soft probabilities of its codewords, (B, S, K) each."""
+        return [code_probabilities(level.distances) for level in self.quantized.levels]
 
     @cached_property
     def codewords(self) -> list[Tensor]:
-        """For each residual level, the cumulative codewords on the unit sphere, (B, S, W) each."""
-        return [_on_sphere(q) for q in cumulative_codewords(self.quantizer, self.quantized)]
+        """For each residual level, the sum of codewords so far in the decoder's space, (B, S, W) each."""
+        return cumulative_codewords(self.quantizer, self.quantized, self.probabilities)
 
     def representation_distance(self, other: Tensor) -> Tensor:
         """Squared distance (B, ...) of each anchor's representation to those of the batch members `other` (B, ...)."""
-        encoder = _slot_distance(self.encoded, other)
-        levels = [_slot_distance(q, other) for q in self.codewords]
-        return ENCODER_SHARE * encoder + QUANTIZED_SHARE * torch.stack(levels).mean(0)
+        return representation_distance(self.features, self.codewords, other)
+
+
+@fused
+def representation_distance(features: Tensor, codewords: list[Tensor], other: Tensor) -> Tensor:
+    """The paper's: encoder features and cumulative codewords on the unit sphere, averaged over slots and levels."""
+    levels = torch.stack([_slot_distance(_on_sphere(q), other) for q in codewords]).mean(0)
+    return ENCODER_SHARE * _slot_distance(_on_sphere(features), other) + QUANTIZED_SHARE * levels
+
+
+@fused
+def _distances(flat: Tensor, turns: Tensor, distance: PhysicalDistance) -> Tensor:
+    with torch.no_grad():
+        pairs = distance.pairwise(Features(flat, turns))
+        return pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool, device=pairs.device), torch.inf)
 
 
 def nearest_rank(share: float, count: int) -> int:
@@ -83,7 +94,9 @@ def _on_sphere(x: Tensor) -> Tensor:
 
 def _slot_distance(x: Tensor, other: Tensor) -> Tensor:
     anchors = x.reshape(len(x), *(1,) * (other.ndim - 1), *x.shape[1:])
-    return (anchors - x[other]).square().sum(-1).mean(-1)
+    # index_select, not x[other]: its gradient adds rows up instead of sorting them first.
+    others = x.index_select(0, other.flatten()).view(*other.shape, *x.shape[1:])
+    return (anchors - others).square().sum(-1).mean(-1)
 
 
 def root(squared: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from actionpiece.nn.codec import Codec
 from actionpiece.tokenizers.base import FitJob
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
-from actionpiece.training import Examples, Run, TrainConfig, rank, ranks, train
+from actionpiece.training import Examples, Run, TrainConfig, ranks, train
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class ActionPieceConfig:
         encoder_depth: layers that read the chunk.
         decoder_depth: layers that write it.
         heads: attention heads.
-        decay: of the codebooks' moving averages.
+        deviation: what each slot's vectors are standardised to in codebook space; 0: they are left as they are.
+        decay: of the codebooks' and that standardisation's moving averages.
         dead_share: a codeword used less than this share of the average is replaced.
         train: how it is trained.
     """
@@ -54,11 +55,12 @@ class ActionPieceConfig:
     start: Literal["kmeans", "pq"] = "kmeans"
     blend: float = 0.0
     groups: Literal["least_error", "balanced"] = "least_error"
-    code_dim: int = 64
+    code_dim: int = 4
     width: int = 256
     encoder_depth: int = 2
     decoder_depth: int = 4
     heads: int = 4
+    deviation: float = 0.2
     decay: float = 0.99
     dead_share: float = 0.03
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -69,14 +71,14 @@ class ActionPieceConfig:
             raise ActionPieceError("actionpiece needs at least 1 of everything and 2 codes")
         if self.width % self.heads:
             raise ActionPieceError(f"a width of {self.width} cannot be shared by {self.heads} heads")
-        if not 0 < self.decay < 1 or not 0 <= self.dead_share < 1:
-            raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1")
+        if not 0 < self.decay < 1 or not 0 <= self.dead_share < 1 or self.deviation < 0:
+            raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1, deviation above 0")
         if self.codebook not in ("shared", "per_slot"):
             raise ActionPieceError(f"codebook must be shared or per_slot, not '{self.codebook}'")
         if self.start not in ("kmeans", "pq"):
             raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
-        if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim != 0):
-            raise ActionPieceError("a start as a product quantiser needs codebook per_slot and code_dim 0")
+        if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim or self.deviation):
+            raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
         PQConfig(tokens=self.slots, codes=self.codes, blend=self.blend, groups=self.groups)
 
 
@@ -114,6 +116,7 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
                 encoder_depth=config.encoder_depth,
                 decoder_depth=config.decoder_depth,
                 heads=config.heads,
+                deviation=config.deviation,
                 decay=config.decay,
                 dead_share=config.dead_share,
                 linear=config.start == "pq",
@@ -133,21 +136,15 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
         return range(first, first + self.config.codes)
 
     def _fit(self, x: Tensor, job: FitJob) -> None:
-        with ranks(job.device) as device:
-            examples = Examples(x, job.validation, self.distance, self.normalizer, device)
-            run = self._run(x, job.seed, job.run, device)
-            train([run], examples, resume=job.resume, progress=job.progress)
-        self._trained()
+        fit_side_by_side([self], [job.seed], x, job, [job.run])
 
-    def _run(self, x: Tensor, seed: int, folder: Path | None, device: str) -> Run:
+    def _run(self, x: Tensor, seed: int, folder: Path | None) -> Run:
         """A new codec and how to train it."""
         self.codec = self._new_codec(seed)
-        first = None
-        if self.config.start == "pq":
-            first = self._start_as_pq(x, seed, device)
+        first = self._start_as_pq(x, seed) if self.config.start == "pq" else None
         return Run(self.codec, self.config.train, seed, folder, first)
 
-    def _start_as_pq(self, x: Tensor, seed: int, device: str) -> Tensor:
+    def _start_as_pq(self, x: Tensor, seed: int) -> Tensor:
         """Set the codec's linear paths to those of a product quantiser; returns its codebooks (S, K, d)."""
         config = PQConfig(
             tokens=self.config.slots, codes=self.config.codes, blend=self.config.blend, groups=self.config.groups
@@ -155,16 +152,13 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
         pq = PQTokenizer(
             config, space=self.space, normalizer=self.normalizer, distance=self.distance, horizon=self.horizon
         )
-        pq._fit(x, FitJob(seed, lambda fraction, what: None, None, None, False, device))
+        pq._fit(x, FitJob(seed, lambda fraction, what: None, None, None, False, str(x.device)))
         basis = pq.basis.flatten(1)  # (H * D, S * d)
         self.codec.start_linear(
             analysis=((basis * pq.weight[:, None]).T, -basis.T @ pq.mean),
             synthesis=(basis / pq.weight[:, None], pq.mean / pq.weight),
         )
         return pq.codebooks
-
-    def _trained(self) -> None:
-        self.codec.cpu().requires_grad_(False)
 
     def _encode(self, x: Tensor) -> Tensor:
         codes = self.codec.encode(x) + self.config.codes * torch.arange(self.config.levels, device=x.device)
@@ -173,3 +167,25 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
     def _decode(self, ids: Tensor) -> Tensor:
         codes = ids.unflatten(1, (self.config.levels, self.config.slots)).transpose(1, 2)
         return self.codec.decode(codes % self.config.codes)
+
+
+def fit_side_by_side(
+    tokenizers: Sequence[ActionPieceTokenizer],
+    seeds: Sequence[int],
+    x: Tensor,
+    job: FitJob,
+    folders: Sequence[Path | None],
+) -> None:
+    """Train several tokenizers of one action space on the same normalised chunks (N, H, D), in one process.
+
+    One leaves most of a large GPU idle. `job` says the rest: what to look at, where to train, whether to resume.
+    """
+    with ranks(job.device) as device:
+        examples = Examples(x, job.validation, tokenizers[0].distance, tokenizers[0].normalizer, device)
+        runs = [
+            tokenizer._run(examples.chunks, seed, folder)
+            for tokenizer, seed, folder in zip(tokenizers, seeds, folders, strict=True)
+        ]
+        train(runs, examples, resume=job.resume, progress=job.progress)
+    for tokenizer in tokenizers:
+        tokenizer.codec.cpu().requires_grad_(False)

@@ -158,8 +158,8 @@ class Replica:
         The stream matters: recorded products keep the work space of the stream they were recorded on, and replicas
         that shared one would write into each other's results.
         """
-        for block in (*self.codec.encoder.reader.blocks, *self.codec.decoder.reader.blocks):
-            block.compile()
+        for module in (self.codec.encoder, self.codec.decoder):
+            module.compile(dynamic=False)
         state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
         kept = [tensor.clone() for tensor in state]
         random = self.generator.get_state()
