@@ -28,4 +28,5 @@ def neighbor_order(step: Step) -> Tensor:
 def _distances(x: Tensor, companions: int) -> Tensor:
     """(A, m) root mean square distances of A anchors (every (m + 1)-th chunk of the batch) to their m companions."""
     groups = x.flatten(1).unflatten(0, (-1, companions + 1))
-    return ((groups[:, 1:] - groups[:, :1]).square().sum(-1) / x.shape[1] + 1e-12).sqrt()
+    apart: Tensor = ((groups[:, 1:] - groups[:, :1]).square().sum(-1) / x.shape[1] + 1e-12).sqrt()
+    return apart

@@ -39,7 +39,7 @@ class ActionPieceConfig:
         blend, groups: of that product quantiser; see `pq`.
         code_dim: dimension of the codewords; 0: as many as a slot has values of the chunk, H * D / S.
         width: of the Transformers.
-        encoder_depth: layers that read the chunk.
+        encoder_depth: layers that read the chunk; 0 with a start as a product quantiser: its linear map alone does.
         decoder_depth: layers that write it.
         heads: attention heads.
         deviation: what each slot's vectors are standardised to in codebook space; 0: they are left as they are.
@@ -66,8 +66,8 @@ class ActionPieceConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        sizes = (self.slots, self.levels, self.width, self.encoder_depth, self.decoder_depth, self.heads)
-        if min(sizes) < 1 or self.codes < 2 or self.code_dim < 0:
+        sizes = (self.slots, self.levels, self.width, self.decoder_depth, self.heads)
+        if min(sizes) < 1 or self.codes < 2 or min(self.code_dim, self.encoder_depth) < 0:
             raise ActionPieceError("actionpiece needs at least 1 of everything and 2 codes")
         if self.width % self.heads:
             raise ActionPieceError(f"a width of {self.width} cannot be shared by {self.heads} heads")
@@ -79,6 +79,8 @@ class ActionPieceConfig:
             raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
         if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim or self.deviation):
             raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
+        if self.start != "pq" and not self.encoder_depth:
+            raise ActionPieceError("an encoder without layers needs a start as a product quantiser")
         PQConfig(tokens=self.slots, codes=self.codes, blend=self.blend, groups=self.groups)
 
 

@@ -27,6 +27,7 @@ class TrainConfig:
         schedule: `constant` after the warmup, or `cosine` down to zero.
         clip: largest norm of the gradient.
         weights: of the training objectives, by name.
+        part: what is trained: `all`, or the `decoder` alone, with encoder and codebooks as they started.
         companions: for every chunk drawn, this many of its physical neighbours in the training data join the batch.
         continuous: steps of plain autoencoding before the codebooks are started from the features and used.
         start_chunks: training chunks whose features start the codebooks, by k-means.
@@ -43,6 +44,7 @@ class TrainConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     clip: float = 1.0
     weights: dict[str, float] = field(default_factory=paper_weights)
+    part: Literal["all", "decoder"] = "all"
     companions: int = 0
     continuous: int = 0
     start_chunks: int = 4096
@@ -56,6 +58,8 @@ class TrainConfig:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.learning_rate > 0 or not self.clip > 0 or min(self.warmup, self.weight_decay, self.continuous) < 0:
             raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
+        if self.part not in ("all", "decoder"):
+            raise ActionPieceError(f"part must be all or decoder, not '{self.part}'")
         if self.companions < 0 or self.batch % (self.companions + 1):
             raise ActionPieceError(f"a batch of {self.batch} is not made of chunks with {self.companions} companions")
         if self.weights.get("neighbor_order") and self.companions < 2:

@@ -1,4 +1,4 @@
-"""Several processes on one training: what `torchrun` or `accelerate launch` started, each with a share of every batch."""
+"""Several processes on one training, as `torchrun` or `accelerate launch` start them, sharing every batch."""
 
 from __future__ import annotations
 

@@ -52,8 +52,14 @@ class Replica:
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.block = -1
         self.rate = torch.zeros((), device=device)
+        self.parameters = (
+            self.codec.decoding_parameters() if self.config.part == "decoder" else list(self.codec.parameters())
+        )
+        self.codec.requires_grad_(False)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(
-            self.codec.parameters(),
+            self.parameters,
             lr=self.rate,
             weight_decay=self.config.weight_decay,
             fused=True,
@@ -66,7 +72,7 @@ class Replica:
 
     def _create_optimizer_state(self) -> None:
         """Optimisers make their state on the first step; here it must be there before, to be loaded and recorded."""
-        for parameter in self.codec.parameters():
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -77,7 +83,7 @@ class Replica:
         """The optimiser's tensors by parameter number and name."""
         return {
             f"{number}.{name}": tensor
-            for number, parameter in enumerate(self.codec.parameters())
+            for number, parameter in enumerate(self.parameters)
             for name, tensor in self.optimizer.state[parameter].items()
         }
 
@@ -141,14 +147,15 @@ class Replica:
         )
         loss, terms = combine(step, self.config.weights)
         self._learn(loss)
-        self.codec.quantizer.update(quantized)
+        if self.config.part == "all":
+            self.codec.quantizer.update(quantized)
         self.terms = {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
 
     def _learn(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
-        average_gradients(self.codec.parameters())
-        torch.nn.utils.clip_grad_norm_(self.codec.parameters(), self.config.clip)
+        average_gradients(self.parameters)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         self.optimizer.step()
         self.at += 1
 
@@ -159,7 +166,8 @@ class Replica:
         that shared one would write into each other's results.
         """
         for module in (self.codec.encoder, self.codec.decoder):
-            module.compile(dynamic=False)
+            if module is not None:
+                module.compile(dynamic=False)
         state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
         kept = [tensor.clone() for tensor in state]
         random = self.generator.get_state()
