@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from actionpiece.nn.fused import fused
 from actionpiece.nn.kmeans import kmeans
 
 _STRIDE = 997  # a prime, so that neighbouring codewords are replaced from different chunks and slots
@@ -147,31 +148,23 @@ class ResidualVQ(nn.Module):
     @torch.no_grad()
     def update(self, quantized: Quantized) -> None:
         """Let the codebooks follow a batch, and replace codewords that died. Shapes are static, as capture needs."""
+        books, size, dim = self.codebook.shape[1:]
         for number, level in enumerate(quantized.levels):
             vectors = level.residual.detach().to(self.codebook.dtype)
-            books, size, dim = self.codebook.shape[1:]
             place = level.codes if books == 1 else level.codes + size * torch.arange(self.slots, device=vectors.device)
-            place = place.flatten()
             flat = vectors.reshape(-1, dim)
-            count = flat.new_zeros(books * size).index_add_(0, place, torch.ones_like(flat[:, 0]))
-            total = flat.new_zeros(books * size, dim).index_add_(0, place, flat)
-            _sum_over_ranks(count, total)
-            self.count[number].lerp_(count.view(books, size), 1 - self.decay)
-            self.total[number].lerp_(total.view(books, size, dim), 1 - self.decay)
-            self._replace_dead(number, vectors)
-            # Empty averages are kept from dividing by zero; they die and are replaced anyway.
-            self.codebook[number] = self.total[number] / self.count[number].clamp_min(1e-6)[..., None]
-
-    def _replace_dead(self, number: int, vectors: Tensor) -> None:
-        books, size, dim = self.codebook.shape[1:]
-        mean = self.count[number].mean(-1, keepdim=True)
-        dead = self.count[number] < self.dead_share * mean
-        pool = vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1)  # (C, N, d)
-        # A batch is in random order already: which of its vectors a codeword gets need not be drawn again.
-        fresh = pool[:, torch.arange(size, device=pool.device) * _STRIDE % pool.shape[1]]
-        _from_first_rank(fresh)
-        self.count[number] = torch.where(dead, mean, self.count[number])
-        self.total[number] = torch.where(dead[..., None], fresh * mean[..., None], self.total[number])
+            # One sum for both statistics: how many vectors chose each codeword, and their total.
+            seen = flat.new_zeros(books * size, dim + 1)
+            seen.index_add_(0, place.flatten(), torch.cat((flat, torch.ones_like(flat[:, :1])), 1))
+            pool = vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1)  # (C, N, d)
+            # A batch is in random order already: which of its vectors a codeword gets need not be drawn again.
+            fresh = pool[:, torch.arange(size, device=pool.device) * _STRIDE % pool.shape[1]]
+            _sum_over_ranks(seen)
+            _from_first_rank(fresh)
+            averages = self.count[number], self.total[number]
+            moved = _follow(*averages, seen.view(books, size, dim + 1), fresh, self.decay, self.dead_share)
+            for tensor, value in zip((*averages, self.codebook[number]), moved, strict=True):
+                tensor.copy_(value)
 
     @torch.no_grad()
     def start(self, u: Tensor, generator: torch.Generator, first: Tensor | None = None) -> None:
@@ -191,6 +184,24 @@ class ResidualVQ(nn.Module):
             self.count[number] = 1.0
             self.total[number] = centroids
             residual = residual - _pick(centroids, _squared_distances(residual, centroids).argmin(-1))
+
+
+@fused
+def _follow(
+    count: Tensor, total: Tensor, seen: Tensor, fresh: Tensor, decay: float, dead_share: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Moving averages (C, K) and (C, K, d) after a batch with the sums `seen` (C, K, d + 1), and the codewords of them.
+
+    Codewords that died start again as a `fresh` vector (C, K, d) with an average count.
+    """
+    count = count.lerp(seen[..., -1], 1 - decay)
+    total = total.lerp(seen[..., :-1], 1 - decay)
+    mean = count.mean(-1, keepdim=True)
+    dead = count < dead_share * mean
+    count = torch.where(dead, mean, count)
+    total = torch.where(dead[..., None], fresh * mean[..., None], total)
+    # With dead_share 0 an average may come to nothing; it must not divide by zero.
+    return count, total, total / count.clamp_min(1e-6)[..., None]
 
 
 def _squared_distances(u: Tensor, book: Tensor) -> Tensor:
@@ -216,10 +227,9 @@ def _pick(book: Tensor, codes: Tensor) -> Tensor:
     return book[torch.arange(len(book), device=codes.device), codes]
 
 
-def _sum_over_ranks(*tensors: Tensor) -> None:
+def _sum_over_ranks(tensor: Tensor) -> None:
     if dist.is_available() and dist.is_initialized():
-        for tensor in tensors:
-            dist.all_reduce(tensor)
+        dist.all_reduce(tensor)
 
 
 def _from_first_rank(tensor: Tensor) -> None:

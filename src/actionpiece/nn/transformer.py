@@ -1,10 +1,12 @@
 """A shallow Transformer that reads a chunk into slots, and one that writes a chunk from slots.
 
 The paper says "a shallow Transformer encoder and decoder"; the rest is our choice: pre-LN blocks, GELU with four times
-the width, no causal mask. Slots and steps attend to each other as one sequence; the slots (or the steps) are kept.
+the width, no mask. Learned queries, one for each slot (or step), read the embedded steps (or slots) in every block.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +14,29 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Self-attention and a feed-forward network, each behind a LayerNorm and added to its input."""
+    """Attention to given keys and values, then a feed-forward network; each behind a LayerNorm, added to its input."""
 
     def __init__(self, width: int, heads: int, expansion: int = 4) -> None:
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.query = nn.Linear(width, width)
         self.mix = nn.Linear(width, width)
         self.feed_norm = nn.LayerNorm(width)
         self.feed = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(self, x: Tensor, keep: int | None = None) -> Tensor:
-        """(B, T, width), or only the first `keep` of them."""
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q[:, :, :keep], k, v).transpose(1, 2).flatten(-2)
-        x = x[:, :keep] + self.mix(attended)
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """(B, T, width) after reading keys and values (B, heads, M, width / heads)."""
+        q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        x = x + self.mix(F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(-2))
         out: Tensor = x + self.feed(self.feed_norm(x))
         return out
 
 
 class Reader(nn.Module):
     """Learned queries read a sequence: `wanted` vectors (B, wanted, width) from (B, given, width).
+
+    What is read does not change from block to block, so the keys and values of all blocks are one product.
 
     A position is an offset and a gain, and gains start as random signs: attention begins as an average, and an average
     of differently signed vectors still holds all of them. With offsets alone training spends most of its time at the
@@ -42,23 +45,26 @@ class Reader(nn.Module):
 
     def __init__(self, given: int, wanted: int, *, width: int, depth: int, heads: int) -> None:
         super().__init__()
+        self.depth, self.heads = depth, heads
         self.positions = nn.Parameter(0.02 * torch.randn(given, width))
         self.gains = nn.Parameter(_signs(given, width))
+        self.memory_norm = nn.LayerNorm(width)
+        self.key_value = nn.Linear(width, 2 * depth * width)
         self.queries = nn.Parameter(0.02 * torch.randn(wanted, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.read_gains = nn.Parameter(_signs(wanted, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wanted = len(self.queries)
-        sequence = torch.cat((self.queries.expand(len(x), -1, -1), x * self.gains + self.positions), dim=1)
         # Training on a GPU does the blocks' products with eight bits of mantissa; all that adds up stays in float32.
-        half = self.training and torch.is_grad_enabled() and x.is_cuda
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-            for block in self.blocks[:-1]:
-                sequence = block(sequence)
-            sequence = self.blocks[-1](sequence, keep=wanted)
-        out: Tensor = self.norm(sequence.float()) * self.read_gains
+        half = x.is_cuda and self.training and torch.is_grad_enabled()
+        with torch.autocast("cuda", torch.bfloat16) if half else nullcontext():
+            both = self.key_value(self.memory_norm(torch.addcmul(self.positions, x, self.gains)))
+            memory = both.unflatten(-1, (2 * self.depth, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+            read = self.queries.expand(len(x), -1, -1)
+            for number, block in enumerate(self.blocks):
+                read = block(read, memory[2 * number], memory[2 * number + 1])
+        out: Tensor = self.norm(read.float()) * self.read_gains
         return out
 
 

@@ -34,7 +34,7 @@ def quantization_order(step: Step) -> Tensor:
 
 @fused
 def divergence_gap(pi: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """(B,) how much more each anchor's probabilities (B, S, K) diverge from its near chunk's than from its far one's."""
+    """(B,) how much more each chunk's probabilities (B, S, K) diverge from its near one's than from its far one's."""
     # index_select, not pi[near]: its gradient adds rows up instead of sorting them first.
     apart = [jensen_shannon(pi, pi.index_select(0, other)) for other in (near, far)]
     return (apart[0] - apart[1]).mean(-1)

@@ -25,6 +25,7 @@ class Step:
 
     physical: the batch's `PhysicalDistance.features`. scale, offset: of the normaliser, (D,), to go back to commands.
     rates: (D,) how much a normalised unit of each column moves the root of a step's distance, to first order.
+    emphasis: (D,) what multiplies the columns' errors before they are squared; 1 is the plain mean squared error.
     companions: every chunk at a multiple of companions + 1 is an anchor, those after it are near it in training data.
     generator: for objectives that draw at random; on the device of the tensors.
     """
@@ -39,6 +40,7 @@ class Step:
     offset: Tensor
     scale: Tensor
     rates: Tensor
+    emphasis: Tensor
     companions: int = 0
     generator: torch.Generator | None = None
 

@@ -36,7 +36,7 @@ class ActionPieceConfig:
         codebook: one codebook for all slots (`shared`, the paper) or one for each (`per_slot`).
         start: how the codec begins. `kmeans`: codebooks from the features of an untrained encoder. `pq`: as a rotated
             product quantiser, of which the Transformers learn corrections; it has one codebook for each slot.
-        blend, groups: of that product quantiser; see `pq`.
+        groups: how that product quantiser shares components among slots; see `pq`.
         code_dim: dimension of the codewords; 0: as many as a slot has values of the chunk, H * D / S.
         width: of the Transformers.
         encoder_depth: layers that read the chunk; 0 with a start as a product quantiser: its linear map alone does.
@@ -53,10 +53,9 @@ class ActionPieceConfig:
     codes: int = 512
     codebook: Literal["shared", "per_slot"] = "shared"
     start: Literal["kmeans", "pq"] = "kmeans"
-    blend: float = 0.0
     groups: Literal["least_error", "balanced"] = "least_error"
     code_dim: int = 4
-    width: int = 256
+    width: int = 192
     encoder_depth: int = 2
     decoder_depth: int = 4
     heads: int = 4
@@ -81,7 +80,7 @@ class ActionPieceConfig:
             raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
         if self.start != "pq" and not self.encoder_depth:
             raise ActionPieceError("an encoder without layers needs a start as a product quantiser")
-        PQConfig(tokens=self.slots, codes=self.codes, blend=self.blend, groups=self.groups)
+        PQConfig(tokens=self.slots, codes=self.codes, groups=self.groups)
 
 
 def rvq() -> ActionPieceConfig:
@@ -148,9 +147,8 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
 
     def _start_as_pq(self, x: Tensor, seed: int) -> Tensor:
         """Set the codec's linear paths to those of a product quantiser; returns its codebooks (S, K, d)."""
-        config = PQConfig(
-            tokens=self.config.slots, codes=self.config.codes, blend=self.config.blend, groups=self.config.groups
-        )
+        own = self.config
+        config = PQConfig(tokens=own.slots, codes=own.codes, blend=own.train.blend, groups=own.groups)
         pq = PQTokenizer(
             config, space=self.space, normalizer=self.normalizer, distance=self.distance, horizon=self.horizon
         )

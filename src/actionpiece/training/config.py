@@ -27,6 +27,8 @@ class TrainConfig:
         schedule: `constant` after the warmup, or `cosine` down to zero.
         clip: largest norm of the gradient.
         weights: of the training objectives, by name.
+        blend: the coordinates of the reconstruction term and of a start as a product quantiser: 0 is normalised ones,
+            1 those of the physical distance, values between blend the columns' scales geometrically.
         part: what is trained: `all`, or the `decoder` alone, with encoder and codebooks as they started.
         companions: for every chunk drawn, this many of its physical neighbours in the training data join the batch.
         continuous: steps of plain autoencoding before the codebooks are started from the features and used.
@@ -44,6 +46,7 @@ class TrainConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     clip: float = 1.0
     weights: dict[str, float] = field(default_factory=paper_weights)
+    blend: float = 0.0
     part: Literal["all", "decoder"] = "all"
     companions: int = 0
     continuous: int = 0
@@ -58,6 +61,8 @@ class TrainConfig:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.learning_rate > 0 or not self.clip > 0 or min(self.warmup, self.weight_decay, self.continuous) < 0:
             raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
+        if not 0 <= self.blend <= 1:
+            raise ActionPieceError(f"blend runs from 0 (normalised) to 1 (physical), and is {self.blend}")
         if self.part not in ("all", "decoder"):
             raise ActionPieceError(f"part must be all or decoder, not '{self.part}'")
         if self.companions < 0 or self.batch % (self.companions + 1):

@@ -39,7 +39,9 @@ class Examples:
         self.physical = distance.features(normalizer.denormalize(self.chunks), dtype=torch.float32)
         self.offset = torch.as_tensor(normalizer.offset, dtype=torch.float32, device=device)
         self.scale = torch.as_tensor(normalizer.scale, dtype=torch.float32, device=device)
-        self.rates = distance.column_rates().to(self.scale) * self.scale
+        rates = distance.column_rates().to(self.scale) * self.scale
+        # A group of weight 0 does not count in the distance, but its columns still have to come back.
+        self.rates = rates.clamp_min(1e-3 * max(float(rates.max()), 1e-30))
 
     @property
     def device(self) -> torch.device:
@@ -75,9 +77,7 @@ class Examples:
         """
         order = torch.randperm(len(self.chunks), generator=torch.Generator().manual_seed(0)).to(self.device)
         count = max(1, round(len(order) / _CROWD))
-        found = torch.empty(
-            len(order), min(_NEIGHBORS, len(order) // count - 1), dtype=torch.int64, device=self.device
-        )
+        found = torch.empty(len(order), min(_NEIGHBORS, len(order) // count - 1), dtype=torch.int64, device=self.device)
         for crowd in order.tensor_split(count):
             chords = self.distance.chord_features(self.physical[crowd])
             for part in torch.arange(len(crowd), device=self.device).split(1024):

@@ -51,6 +51,7 @@ class Replica:
         self.rates = torch.zeros(BLOCK, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.block = -1
+        self.emphasis = examples.rates.pow(self.config.blend)
         self.rate = torch.zeros((), device=device)
         self.parameters = (
             self.codec.decoding_parameters() if self.config.part == "decoder" else list(self.codec.parameters())
@@ -142,6 +143,7 @@ class Replica:
             offset=examples.offset,
             scale=examples.scale,
             rates=examples.rates,
+            emphasis=self.emphasis,
             companions=self.config.companions,
             generator=self.generator,
         )
