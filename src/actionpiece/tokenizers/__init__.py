@@ -22,6 +22,8 @@ KINDS: dict[str, tuple[str, str, str]] = {
 
 #: Named configurations beside the defaults: name -> (kind, function in its module, one line for people)
 RECIPES: dict[str, tuple[str, str, str]] = {
+    "best": ("actionpiece", "best", "a product quantiser, of which Transformers learn corrections: the lowest errors"),
+    "small": ("actionpiece", "small", "the same for a minute on a CPU"),
     "rvq": ("actionpiece", "rvq", "the same codec without the physical objectives: the paper's Standard RVQ"),
 }
 

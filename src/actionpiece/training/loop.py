@@ -24,20 +24,18 @@ def train(
     runs: Sequence[Run],
     examples: Examples,
     *,
-    resume: bool = False,
     captured: bool | None = None,
     progress: Progress = lambda fraction, what: None,
 ) -> None:
     """Train the codecs of `runs` in place, side by side, on the device of the examples.
 
-    resume: go on from the checkpoints in the runs' folders; on a CPU the result is bit for bit that of an uninterrupted
-        run.
+    On a CPU a run that was resumed ends bit for bit like one that was not interrupted.
     captured: compile the step, record it and replay it. By default where that is possible: on one GPU.
     """
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
     with _fast_products():
-        trackers = [_Tracker(run, examples, resume=resume, captured=captured) for run in runs]
+        trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while True:
             behind = [tracker for tracker in trackers if not tracker.finished]
@@ -73,11 +71,11 @@ def _fast_products() -> Iterator[None]:
 class _Tracker:
     """A replica with its log and checkpoints."""
 
-    def __init__(self, run: Run, examples: Examples, *, resume: bool, captured: bool) -> None:
+    def __init__(self, run: Run, examples: Examples, *, captured: bool) -> None:
         self.run, self.config = run, run.config
         self.about: dict[str, Any] = {"config": asdict(run.config), "seed": run.seed, **examples.fingerprint}
         self.replica = Replica(run, examples, captured=captured)
-        if resume:
+        if run.resume:
             if run.folder is None:
                 raise ActionPieceError("there is nothing to resume without a run folder")
             load_checkpoint(run.folder, self.replica, self.about)

@@ -28,6 +28,7 @@ class Run:
     """What to train: a codec, how, by which seed, and where to keep log and checkpoint (nowhere: None).
 
     first: codebooks of the first level to start from, (1 or S, K, d); without them k-means finds some.
+    resume: go on from the checkpoint in the folder.
     """
 
     codec: Codec
@@ -35,6 +36,7 @@ class Run:
     seed: int
     folder: Path | None = None
     first: Tensor | None = None
+    resume: bool = False
 
 
 class Replica:
