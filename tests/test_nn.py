@@ -1,4 +1,4 @@
-"""The codec's blocks: the Transformer, the residual quantiser against plain loops, differentiable code selection."""
+"""The residual quantiser against plain loops, what it standardises, differentiable code selection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from actionpiece.nn.quantize import ResidualVQ
+from actionpiece.nn.kmeans import kmeans
+from actionpiece.nn.quantize import Quantized, ResidualVQ, Standardize
 from actionpiece.nn.selection import code_probabilities, cumulative_codewords
-from actionpiece.nn.transformer import Block, SlotEncoder, StepDecoder
 
 Sharing = Literal["shared", "per_slot"]
 KINDS = list(itertools.product([1, 2, 3], ["shared", "per_slot"]))
@@ -31,13 +33,22 @@ def quantizer(
     *,
     slots: int = 3,
     codes: int = 10,
+    deviation: float = 0.0,
     decay: float = 0.99,
     dead_share: float = 0.03,
     seed: int = 0,
 ) -> ResidualVQ:
     torch.manual_seed(seed)
     return ResidualVQ(
-        6, slots=slots, levels=levels, codes=codes, dim=4, sharing=sharing, decay=decay, dead_share=dead_share
+        6,
+        slots=slots,
+        levels=levels,
+        codes=codes,
+        dim=4,
+        sharing=sharing,
+        deviation=deviation,
+        decay=decay,
+        dead_share=dead_share,
     ).double()
 
 
@@ -49,79 +60,6 @@ def book_of(vq: ResidualVQ, level: int, slot: int) -> np.ndarray:
     """The codebook (K, d) that a slot uses."""
     books = vq.codebook[level].numpy()
     return books[slot if len(books) > 1 else 0]
-
-
-# --- Transformer
-
-
-@pytest.mark.parametrize(("horizon", "dim", "slots"), [(1, 1, 1), (7, 3, 5), (8, 7, 16), (13, 26, 2)])
-def test_any_horizon_columns_and_slots_give_the_promised_shapes(horizon: int, dim: int, slots: int) -> None:
-    encoder = SlotEncoder(horizon, dim, slots, width=12, depth=2, heads=3)
-    decoder = StepDecoder(horizon, dim, slots, width=12, depth=1, heads=2)
-    h = encoder(torch.randn(5, horizon, dim))
-    assert h.shape == (5, slots, 12)
-    assert decoder(h).shape == (5, horizon, dim)
-
-
-def test_permuting_the_batch_permutes_the_outputs() -> None:
-    torch.manual_seed(0)
-    encoder = SlotEncoder(7, 3, 5, width=12, depth=2, heads=3).double()
-    decoder = StepDecoder(7, 3, 5, width=12, depth=2, heads=3).double()
-    x, order = features(9, 7)[..., :3], torch.randperm(9, generator=seeded())
-    h = encoder(x)
-    torch.testing.assert_close(encoder(x[order]), h[order])
-    torch.testing.assert_close(decoder(h[order]), decoder(h)[order])
-    torch.testing.assert_close(encoder(x[:1]), h[:1])  # nor does a chunk depend on its company
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_every_output_depends_on_every_input_so_nothing_is_masked(depth: int) -> None:
-    torch.manual_seed(0)
-    encoder = SlotEncoder(6, 3, 4, width=8, depth=depth, heads=2).double()
-    decoder = StepDecoder(6, 3, 4, width=8, depth=depth, heads=2).double()
-    for module, given, wanted, columns in ((encoder, 6, 4, 3), (decoder, 4, 6, 8)):
-        x = torch.randn(1, given, columns, generator=seeded(), dtype=torch.float64)
-        jacobian = torch.autograd.functional.jacobian(module, x)[0, :, :, 0]  # (wanted, out, given, in)
-        strength = jacobian.abs().amax((1, 3))
-        assert strength.shape == (wanted, given)
-        assert float(strength.min()) > 1e-6
-
-
-def test_the_order_of_steps_and_of_slots_matters() -> None:
-    torch.manual_seed(0)
-    encoder = SlotEncoder(6, 3, 4, width=8, depth=2, heads=2).double()
-    decoder = StepDecoder(6, 3, 4, width=8, depth=2, heads=2).double()
-    for module, x in ((encoder, features(2, 6)[..., :3]), (decoder, features(2, 8).transpose(1, 2)[:, :4])):
-        assert float((module(x.flip(1)) - module(x)).detach().abs().max()) > 1e-4
-
-
-def test_a_block_attends_in_both_directions_and_knows_no_order_of_its_own() -> None:
-    torch.manual_seed(0)
-    block = Block(8, 2).double()
-    x, order = features(2, 5, seed=3).repeat(1, 1, 2)[..., :8], torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(block(x[:, order]), block(x)[:, order])
-
-
-def test_a_block_is_the_textbook_pre_norm_block() -> None:
-    torch.manual_seed(0)
-    block, x = Block(8, 2).double(), torch.randn(1, 5, 8, generator=seeded(), dtype=torch.float64)
-
-    def norm(v: np.ndarray) -> np.ndarray:
-        return (v - v.mean(-1, keepdims=True)) / np.sqrt(v.var(-1, keepdims=True) + 1e-5)
-
-    def linear(layer: torch.nn.Linear, v: np.ndarray) -> np.ndarray:
-        return v @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-
-    v = x[0].numpy()
-    q, k, values = np.split(linear(block.qkv, norm(v)), 3, -1)
-    heads = []
-    for head in (slice(0, 4), slice(4, 8)):
-        scores = np.exp(q[:, head] @ k[:, head].T / 2.0)  # sqrt(4)
-        heads.append(scores / scores.sum(-1, keepdims=True) @ values[:, head])
-    v = v + linear(block.mix, np.concatenate(heads, -1))
-    inner = torch.nn.functional.gelu(torch.from_numpy(linear(block.feed[0], norm(v)))).numpy()
-    expected = v + linear(block.feed[2], inner)
-    np.testing.assert_allclose(block(x)[0].detach().numpy(), expected, atol=1e-10)
 
 
 # --- Quantiser, forward and backward
@@ -153,7 +91,9 @@ def test_decode_of_the_codes_is_the_forward_output_to_the_bit(
     vq, x = quantizer(levels, sharing).to(dtype), features().to(dtype)
     result = vq(x)
     assert result.output.shape == (50, 3, 6)
-    assert torch.equal(vq.decode(result.codes), result.output)
+    hard, output = vq.decode(result.codes)
+    assert torch.equal(hard, result.hard)
+    assert torch.equal(output, result.output)
 
 
 @pytest.mark.parametrize("sharing", ["shared", "per_slot"])
@@ -163,7 +103,9 @@ def test_decode_of_the_first_levels_is_the_sum_of_their_codewords(sharing: Shari
     for q in (1, 2, 3):
         summed = np.stack([sum(book_of(vq, r, s)[codes[:, s, r].numpy()] for r in range(q)) for s in range(3)], axis=1)
         expected = summed @ vq.project_out.weight.detach().numpy().T + vq.project_out.bias.detach().numpy()
-        np.testing.assert_allclose(vq.decode(codes[..., :q]).detach().numpy(), expected, atol=1e-12)
+        hard, output = vq.decode(codes[..., :q])
+        np.testing.assert_allclose(hard.numpy(), summed, atol=1e-12)
+        np.testing.assert_allclose(output.detach().numpy(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("levels", "sharing"), KINDS)
@@ -186,6 +128,104 @@ def test_no_gradient_reaches_the_codebook(levels: int, sharing: Sharing) -> None
     assert not any(level.chosen.requires_grad or level.codebook.requires_grad for level in result.levels)
     result.output.sum().backward()
     assert vq.codebook.grad is None
+
+
+def test_a_shift_is_added_in_codebook_space_before_anything_is_quantised() -> None:
+    vq, x = quantizer(2, "per_slot"), features().requires_grad_()
+    shift = torch.randn(50, 3, 4, generator=seeded(4), dtype=torch.float64).requires_grad_()
+    result = vq(x, shift)
+    u = vq.project_in(x) + shift
+    torch.testing.assert_close(vq.project(x, shift), u, atol=0, rtol=0)
+    torch.testing.assert_close(result.levels[0].residual, u, atol=0, rtol=0)
+    assert not torch.equal(result.codes, vq(x).codes)
+    probe = torch.randn(50, 3, 4, generator=seeded(5), dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((result.hard * probe).sum(), shift)
+    torch.testing.assert_close(gradient, probe, atol=0, rtol=0)  # straight through
+
+
+def test_quantising_is_after_standardising() -> None:
+    plain, vq, x = quantizer(2), quantizer(2, deviation=0.3), features()
+    assert vq.standardize is not None
+    vq.standardize.mean.copy_(torch.randn(3, 4, generator=seeded(7), dtype=torch.float64))
+    vq.standardize.variance.copy_(torch.rand(3, 4, generator=seeded(8), dtype=torch.float64) + 0.1)
+    vq.eval()
+    u = plain.project(x).detach().numpy()
+    expected = 0.3 * (u - vq.standardize.mean.numpy()) / np.sqrt(vq.standardize.variance.numpy())
+    np.testing.assert_allclose(vq.project(x).detach().numpy(), expected, atol=1e-6)
+    assert torch.equal(vq(x).levels[0].residual, vq.project(x))
+
+
+# --- Standardising slots
+
+
+def slot_vectors(n: int, seed: int, spread: float = 3.0, centre: float = 5.0) -> Tensor:
+    """Vectors (n, 3, 4) whose mean and deviation differ by slot and dimension."""
+    rng = np.random.default_rng(11)
+    mean, deviation = centre * rng.normal(size=(3, 4)), spread * rng.uniform(0.1, 1.0, (3, 4))
+    return torch.from_numpy(mean + deviation * np.random.default_rng(seed).normal(size=(n, 3, 4)))
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    deviation=st.floats(0.01, 10.0),
+    spread=st.floats(0.01, 100.0),
+    centre=st.floats(-100.0, 100.0),
+)
+def test_after_many_batches_every_slot_has_mean_0_and_the_deviation(
+    deviation: float, spread: float, centre: float
+) -> None:
+    module = Standardize(3, 4, deviation=deviation, decay=0.97).double()
+    for seed in range(500):
+        module(slot_vectors(64, seed, spread, centre))
+    out = module.eval()(slot_vectors(4000, 1000, spread, centre))
+    assert float(out.mean(0).abs().max()) < 0.1 * deviation
+    np.testing.assert_allclose(out.std(0).numpy(), deviation, rtol=0.1)
+
+
+def test_what_is_followed_are_moving_averages_with_the_variance_about_the_moving_mean() -> None:
+    module = Standardize(3, 4, deviation=0.2, decay=0.9).double()
+    mean, variance = np.zeros((3, 4)), np.ones((3, 4))
+    for seed in range(6):
+        u = slot_vectors(20, seed)
+        ours = module(u)
+        mean = 0.9 * mean + 0.1 * u.numpy().mean(0)
+        variance = 0.9 * variance + 0.1 * ((u.numpy() - mean) ** 2).mean(0)
+        np.testing.assert_allclose(module.mean.numpy(), mean, atol=1e-6)
+        np.testing.assert_allclose(module.variance.numpy(), variance, rtol=1e-6)
+        np.testing.assert_allclose(ours.numpy(), 0.2 * (u.numpy() - mean) / np.sqrt(variance), atol=1e-6)
+
+
+def test_a_batch_that_is_all_alike_does_not_make_the_variance_collapse() -> None:
+    module = Standardize(3, 4, deviation=0.2, decay=0.5).double()
+    for seed in range(30):
+        module(slot_vectors(64, seed))
+    settled = module.variance.clone()
+    module(slot_vectors(1, 0).repeat(64, 1, 1) + 3 * settled.sqrt())
+    assert bool((module.variance > 0.5 * settled).all())
+
+
+@pytest.mark.parametrize("way", ["no_grad", "eval"])
+def test_nothing_is_followed_without_gradients_or_in_evaluation(way: str) -> None:
+    vq = quantizer(2, deviation=0.3)
+    assert vq.standardize is not None
+    before = {name: tensor.clone() for name, tensor in vq.standardize.state_dict().items()}
+    assert before.keys() == {"mean", "variance"}
+    if way == "eval":
+        vq.eval()
+        vq(features())
+    else:
+        with torch.no_grad():
+            vq(features())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in vq.standardize.state_dict().items())
+    vq.train()(features())  # as they would otherwise
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in vq.standardize.state_dict().items())
+
+
+def test_what_is_followed_is_constant_for_the_gradient() -> None:
+    module, u = Standardize(3, 4, deviation=0.2, decay=0.5).double(), slot_vectors(20, 0).requires_grad_()
+    probe = torch.randn(20, 3, 4, generator=seeded(), dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((module(u) * probe).sum(), u)
+    torch.testing.assert_close(gradient, probe * 0.2 / module.variance.sqrt())
 
 
 # --- Quantiser, following its data
@@ -256,9 +296,9 @@ def test_a_per_slot_codebook_learns_only_from_its_own_slot() -> None:
 
 def test_the_same_code_in_another_slot_of_a_per_slot_codebook_is_another_codeword() -> None:
     vq = quantizer(1, "per_slot")
-    decoded = vq.decode(torch.full((1, 3, 1), 4))
-    assert len(torch.unique(decoded[0], dim=0)) == 3
-    shared = quantizer(1, "shared").decode(torch.full((1, 3, 1), 4))
+    hard, _ = vq.decode(torch.full((1, 3, 1), 4))
+    assert len(torch.unique(hard[0], dim=0)) == 3
+    shared, _ = quantizer(1, "shared").decode(torch.full((1, 3, 1), 4))
     assert len(torch.unique(shared[0], dim=0)) == 1
 
 
@@ -289,6 +329,31 @@ def test_dead_codewords_become_vectors_of_the_batch_and_start_with_an_average_co
             away = (vq.codebook[number, book][:, None] - pool).norm(dim=-1).amin(1)
             assert float(away[dead].max()) < 1e-9
             torch.testing.assert_close(vq.total[number, book], vq.codebook[number, book] * expected[:, None])
+
+
+def test_dead_codewords_get_different_vectors_without_random_draws() -> None:
+    books = []
+    for seed in (0, 1):
+        vq = quantizer(1, decay=0.5, dead_share=0.9)
+        vq.codebook[0, 0, 2:] = 1e3
+        vq.count[0, 0, 2:] = 0.0
+        result = vq(features(60))
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        vq.update(result)
+        assert torch.equal(torch.get_rng_state(), before)
+        books.append(vq.codebook[0, 0].clone())
+    assert torch.equal(books[0], books[1])
+    assert len(torch.unique(books[0], dim=0)) == 10
+    assert float(books[0].abs().max()) < 100
+
+
+def test_more_codewords_than_vectors_may_die_at_once() -> None:
+    vq, x = quantizer(1, "per_slot", codes=40, decay=0.5, dead_share=0.9), features(3)
+    vq.update(vq(x))
+    vectors = vq.project(x).detach()
+    away = (vq.codebook[0][:, :, None] - vectors.transpose(0, 1)[:, None]).norm(dim=-1).amin(-1)
+    assert int((away < 1e-9).sum()) > 3 * 30
 
 
 def test_codewords_in_use_are_left_alone_when_others_die() -> None:
@@ -322,7 +387,7 @@ def test_the_kmeans_start_lowers_the_error_and_uses_the_codes(levels: int, shari
         return float((last.residual - last.chosen).detach().square().mean()), result.codes
 
     before, _ = error(vq)
-    vq.start(x, seeded())
+    vq.start(vq.project(x).detach(), seeded())
     after, codes = error(vq)
     assert after < 0.5 * before
     for level in range(levels):
@@ -336,56 +401,79 @@ def test_the_kmeans_start_lowers_the_error_and_uses_the_codes(levels: int, shari
 
 def test_deeper_levels_lower_the_error_of_the_kmeans_start() -> None:
     vq, x = quantizer(3, codes=16), features(300)
-    vq.start(x, seeded())
+    vq.start(vq.project(x).detach(), seeded())
     errors = [float((level.residual - level.chosen).detach().square().mean()) for level in vq(x).levels]
     assert errors[2] < 0.8 * errors[1] < 0.8 * 0.8 * errors[0]
+
+
+@pytest.mark.parametrize("sharing", ["shared", "per_slot"])
+def test_a_first_codebook_that_is_known_is_kept_and_the_next_levels_code_what_it_leaves(sharing: Sharing) -> None:
+    vq, u = quantizer(2, sharing, codes=16), slot_vectors(300, 0)
+    books = 1 if sharing == "shared" else 3
+    first = torch.randn(books, 16, 4, generator=seeded(3), dtype=torch.float64)
+    vq.start(u, seeded(), first)
+    assert torch.equal(vq.codebook[0], first)
+    assert torch.equal(vq.total[0], first)
+    left = u.numpy().copy()
+    for slot in range(3):
+        book = book_of(vq, 0, slot)
+        left[:, slot] -= book[((left[:, slot, None] - book) ** 2).sum(-1).argmin(1)]
+    pools = [left.reshape(-1, 4)] if sharing == "shared" else [left[:, slot] for slot in range(3)]
+    generator = seeded()
+    for book, pool in zip(vq.codebook[1], pools, strict=True):
+        torch.testing.assert_close(book, kmeans(torch.from_numpy(pool.copy()), 16, generator=generator))
 
 
 def test_the_start_is_decided_by_its_generator() -> None:
     books = []
     for seed in (0, 0, 1):
         vq = quantizer(2, codes=16)
-        vq.start(features(300), seeded(seed))
+        vq.start(vq.project(features(300)).detach(), seeded(seed))
         books.append(vq.codebook.clone())
     assert torch.equal(books[0], books[1])
     assert not torch.equal(books[0], books[2])
 
 
-TOGETHER: list[tuple[Sharing, float]] = [("shared", 0.0), ("per_slot", 0.0), ("shared", 0.5)]
+TOGETHER: list[tuple[Sharing, float, float]] = [
+    ("shared", 0.0, 0.0),
+    ("per_slot", 0.0, 0.0),
+    ("shared", 0.5, 0.0),
+    ("shared", 0.0, 0.2),
+]
 
 
 def _rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    for sharing, dead_share in TOGETHER:
-        vq = quantizer(2, sharing, dead_share=dead_share, decay=0.7)
-        torch.manual_seed(100 + rank)  # the ranks draw different replacements
+    for number, (sharing, dead_share, deviation) in enumerate(TOGETHER):
+        vq = quantizer(2, sharing, dead_share=dead_share, deviation=deviation, decay=0.7)
         for step in range(3):
             vq.update(vq(features(40, seed=10 * step + rank)))
-        torch.save(vq.state_dict(), f"{folder}/{rank}-{sharing}-{dead_share}.pt")
+        torch.save(vq.state_dict(), f"{folder}/{rank}-{number}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_keep_one_codebook_that_of_both_batches(tmp_path: Path) -> None:
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)
-    for sharing, dead_share in TOGETHER:
-        first, second = (
-            torch.load(tmp_path / f"{rank}-{sharing}-{dead_share}.pt", weights_only=True) for rank in (0, 1)
-        )
-        for name in ("codebook", "count", "total"):
-            assert torch.equal(first[name], second[name])
-        alone = quantizer(2, sharing, dead_share=0.0, decay=0.7)
+    for number, (sharing, dead_share, deviation) in enumerate(TOGETHER):
+        first, second = (torch.load(tmp_path / f"{rank}-{number}.pt", weights_only=True) for rank in (0, 1))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        alone = quantizer(2, sharing, dead_share=0.0, deviation=deviation, decay=0.7)
         for step in range(3):
             alone.update(alone(torch.cat([features(40, seed=10 * step + rank) for rank in (0, 1)])))
         if dead_share == 0:
-            torch.testing.assert_close(first["codebook"], alone.codebook, atol=1e-10, rtol=0)
-            torch.testing.assert_close(first["count"], alone.count, atol=1e-10, rtol=0)
+            for name, tensor in alone.state_dict().items():
+                torch.testing.assert_close(first[name], tensor, atol=1e-10, rtol=0)
         else:
             assert not torch.allclose(first["codebook"], alone.codebook)  # something did die
 
 
 # --- Differentiable selection
+
+
+def selected(vq: ResidualVQ, result: Quantized) -> list[Tensor]:
+    return cumulative_codewords(vq, result, [code_probabilities(level.distances) for level in result.levels])
 
 
 def soft_surrogate(vq: ResidualVQ, x: Tensor, levels: int) -> Tensor:
@@ -411,10 +499,10 @@ def soft_surrogate(vq: ResidualVQ, x: Tensor, levels: int) -> Tensor:
 def test_the_selected_codewords_are_hard_forward_to_the_bit(levels: int, sharing: Sharing) -> None:
     vq, x = quantizer(levels, sharing), features()
     result = vq(x)
-    sums = cumulative_codewords(vq, result)
+    sums = selected(vq, result)
     assert len(sums) == levels
     for r, value in enumerate(sums, 1):
-        assert torch.equal(value, vq.decode(result.codes[..., :r]))
+        assert torch.equal(value, vq.decode(result.codes[..., :r])[1])
     assert torch.equal(sums[-1], result.output)
 
 
@@ -423,7 +511,7 @@ def test_the_selected_codewords_are_soft_backward(levels: int, sharing: Sharing)
     vq, x = quantizer(levels, sharing), features().requires_grad_()
     probe = torch.randn(50, 3, 6, generator=seeded(2), dtype=torch.float64)
     for r in range(1, levels + 1):
-        value = cumulative_codewords(vq, vq(x))[r - 1]
+        value = selected(vq, vq(x))[r - 1]
         ours = torch.autograd.grad((value * probe).sum(), [x, vq.project_in.weight])
         soft = torch.autograd.grad((soft_surrogate(vq, x, r) * probe).sum(), [x, vq.project_in.weight])
         for a, b in zip(ours, soft, strict=True):
@@ -435,7 +523,7 @@ def test_the_output_projections_gradient_sees_the_hard_codewords() -> None:
     vq, x = quantizer(2), features()
     result = vq(x)
     probe = torch.randn(50, 3, 6, generator=seeded(2), dtype=torch.float64)
-    (ours,) = torch.autograd.grad((cumulative_codewords(vq, result)[1] * probe).sum(), [vq.project_out.weight])
+    (ours,) = torch.autograd.grad((selected(vq, result)[1] * probe).sum(), [vq.project_out.weight])
     hard = result.levels[0].chosen + result.levels[1].chosen
     torch.testing.assert_close(ours, torch.einsum("bsw,bsd->wd", probe, hard))
 

@@ -196,6 +196,55 @@ def compare(
         _say(f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}")
 
 
+def ablate(
+    source: tyro.conf.OmitArgPrefixes[DataOptions],
+    out: Path,
+    scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
+    rows: str = "rvq,sigreg,neighborhood,temporal,prp,qr,actionpiece,actionpiece-q2,best,pq",
+    seeds: tuple[int, ...] = (0,),
+    horizon: int = 8,
+    steps: int | None = None,
+    device: str = "cpu",
+    together: int = 8,
+) -> None:
+    """Train the paper's codec with every training objective it tries, score them all, write the table and a figure.
+
+    Run it again to go on after an interrupt: finished cells are not redone, others continue from their checkpoint. On
+    a CPU the recipes' 100,000 steps take days; try `--steps 200` first.
+
+    Args:
+        out: folder for ablation.md, ablation.json, ablation.svg and the cells.
+        rows: of the table, separated by commas.
+        seeds: one cell of every row for each of these.
+        horizon: steps of an action chunk.
+        steps: training steps of the learned rows, where they are not to be their recipe's.
+        device: where they train: cpu or cuda.
+        together: learned cells that train side by side in this process.
+    """
+    from actionpiece.evaluation.ablate import ablate as run
+    from actionpiece.evaluation.ablate import page
+
+    if out.exists() and not out.is_dir():
+        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    demos = source.open()
+    with _progress() as show:
+        show(0.0, "reading demonstrations")
+        results = run(
+            demos,
+            out,
+            rows=[name.strip() for name in rows.split(",") if name.strip()],
+            seeds=seeds,
+            protocol=scoring.protocol(horizon),
+            steps=steps,
+            device=device,
+            together=together,
+            command=_command_line(),
+            progress=show,
+        )
+    _say(page(results))
+    _say(f"Table: {out / 'ablation.md'}   Figure: {out / 'ablation.svg'}   Figures: {out / 'ablation.json'}")
+
+
 def tokenize(
     tokenizer: tyro.conf.Positional[Path],
     source: tyro.conf.OmitArgPrefixes[DataOptions],
@@ -303,6 +352,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fit": fit,
     "eval": evaluate,
     "compare": compare,
+    "ablate": ablate,
     "tokenize": tokenize,
     "inspect": inspect,
     "data": data,

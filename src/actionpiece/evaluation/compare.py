@@ -20,8 +20,8 @@ from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, 
 from actionpiece.files import write_json, writing
 from actionpiece.tokenizers import KINDS, RECIPES, ActionTokenizer, build_config, load, recipe, tokenizer_class
 
-_FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
-_LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
+FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
+LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
 
 Progress = Callable[[str, float, str], None]  # contender, fraction done, what is being done
 
@@ -82,7 +82,7 @@ def fit(
     """
     began = time.perf_counter()
     room = _FIT_VALUES // (training.chunks.horizon * demos.dim)
-    chunks = training.chunks.sample(min(_FIT_CHUNKS, room), seed)
+    chunks = training.chunks.sample(min(FIT_CHUNKS, room), seed)
     tokenizer = tokenizer_class(kind).fit(
         chunks,
         demos.space,
@@ -90,19 +90,26 @@ def fit(
         normalizer=training.normalizer if normalizer == "minmax" else normalizer,  # type: ignore[arg-type]
         distance=training.distance,
         seed=seed,
-        validation=training.validation.sample(_LOOK_CHUNKS, seed),
+        validation=training.validation.sample(LOOK_CHUNKS, seed),
         run=run,
         resume=resume,
         device=device,
         progress=progress,
     )
+    note_fit(tokenizer, demos, time.perf_counter() - began, device)
+    return tokenizer
+
+
+def note_fit(tokenizer: ActionTokenizer, demos: Demos, seconds: float, device: str, *, side_by_side: int = 1) -> None:
+    """Add to a tokenizer what it was fitted on, where and in what time."""
     data = demos.describe()
     tokenizer.provenance |= {
         "data": {key: data[key] for key in ("name", "generated", "fingerprint", "split", "idle", "licence", "note")},
-        "fit_seconds": round(time.perf_counter() - began, 3),
+        "fit_seconds": round(seconds, 3),
+        "fit_device": device,
+        "side_by_side": side_by_side,
         "environment": environment(),
     }
-    return tokenizer
 
 
 def compare(
