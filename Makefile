@@ -27,7 +27,7 @@ help:
 	@touch $@
 
 demo: .venv/package
-	$(BIN)/actionpiece compare --data generated --tokenizers binning,fast,spline,pq,pq:blend=0.75:groups=balanced --out $(OUT)
+	$(BIN)/actionpiece compare --data generated --tokenizers binning,fast,spline,pq,pq:blend=0.75:groups=balanced,small --out $(OUT)
 	@echo "Open $(OUT)/report.html in a browser."
 
 lint: .venv/developer

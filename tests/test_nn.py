@@ -166,20 +166,16 @@ def slot_vectors(n: int, seed: int, spread: float = 3.0, centre: float = 5.0) ->
 
 
 @settings(deadline=None, max_examples=15)
-@given(
-    deviation=st.floats(0.01, 10.0),
-    spread=st.floats(0.01, 100.0),
-    centre=st.floats(-100.0, 100.0),
-)
+@given(deviation=st.floats(0.01, 10.0), spread=st.floats(0.1, 10.0), centre=st.floats(-10.0, 10.0))
 def test_after_many_batches_every_slot_has_mean_0_and_the_deviation(
     deviation: float, spread: float, centre: float
 ) -> None:
-    module = Standardize(3, 4, deviation=deviation, decay=0.97).double()
-    for seed in range(500):
-        module(slot_vectors(64, seed, spread, centre))
-    out = module.eval()(slot_vectors(4000, 1000, spread, centre))
-    assert float(out.mean(0).abs().max()) < 0.1 * deviation
-    np.testing.assert_allclose(out.std(0).numpy(), deviation, rtol=0.1)
+    module = Standardize(3, 4, deviation=deviation, decay=0.9).double()
+    for batch in slot_vectors(200 * 64, 0, spread, centre).split(64):
+        module(batch)
+    out = module.eval()(slot_vectors(2000, 1, spread, centre))
+    assert float(out.mean(0).abs().max()) < 0.15 * deviation
+    np.testing.assert_allclose(out.std(0).numpy(), deviation, rtol=0.15)
 
 
 def test_what_is_followed_are_moving_averages_with_the_variance_about_the_moving_mean() -> None:
@@ -221,11 +217,26 @@ def test_nothing_is_followed_without_gradients_or_in_evaluation(way: str) -> Non
     assert not any(torch.equal(tensor, before[name]) for name, tensor in vq.standardize.state_dict().items())
 
 
-def test_what_is_followed_is_constant_for_the_gradient() -> None:
+def test_no_gradient_moves_or_stretches_a_slot() -> None:
+    """The gradient is that of the batch's own mean and deviation, of an affine map that is held."""
     module, u = Standardize(3, 4, deviation=0.2, decay=0.5).double(), slot_vectors(20, 0).requires_grad_()
     probe = torch.randn(20, 3, 4, generator=seeded(), dtype=torch.float64)
-    (gradient,) = torch.autograd.grad((module(u) * probe).sum(), u)
-    torch.testing.assert_close(gradient, probe * 0.2 / module.variance.sqrt())
+    out = module(u)
+    (gradient,) = torch.autograd.grad((out * probe).sum(), u)
+    at = u.detach().numpy()
+    slope, place = out.detach().numpy().std(0), out.detach().numpy().mean(0)
+
+    def held(v: np.ndarray) -> float:
+        own = (v - v.mean(0)) / np.sqrt(v.var(0))
+        return float(((own * slope + place) * probe.numpy()).sum())
+
+    rng = np.random.default_rng(0)
+    for direction in (*rng.normal(size=(20, *at.shape)), np.ones_like(at), at):
+        difference = (held(at + 1e-5 * direction) - held(at - 1e-5 * direction)) / 2e-5
+        assert float((gradient.numpy() * direction).sum()) == pytest.approx(difference, rel=1e-5, abs=1e-6)
+    assert float(gradient.sum(0).abs().max()) < 1e-6
+    assert float((gradient * u.detach()).sum(0).abs().max()) < 1e-6
+    assert float(gradient.abs().max()) > 1e-3
 
 
 # --- Quantiser, following its data
@@ -350,6 +361,7 @@ def test_dead_codewords_get_different_vectors_without_random_draws() -> None:
 
 def test_more_codewords_than_vectors_may_die_at_once() -> None:
     vq, x = quantizer(1, "per_slot", codes=40, decay=0.5, dead_share=0.9), features(3)
+    vq.count.zero_()
     vq.update(vq(x))
     vectors = vq.project(x).detach()
     away = (vq.codebook[0][:, :, None] - vectors.transpose(0, 1)[:, None]).norm(dim=-1).amin(-1)

@@ -71,6 +71,7 @@ def _fit_command(name: str) -> Callable[..., None]:
         from actionpiece.evaluation.score import Training
         from actionpiece.files import check_replaceable
         from actionpiece.tokenizers.saving import CONFIG
+        from actionpiece.training import is_first
 
         check_replaceable(out, CONFIG)  # better known now than after the fit
         demos = source.open()
@@ -89,6 +90,8 @@ def _fit_command(name: str) -> Callable[..., None]:
                 device=device,
                 progress=lambda fraction, what: show(fraction, f"{name}: {what}"),
             )
+        if not is_first():  # several processes trained one tokenizer
+            return
         tokenizer.save_pretrained(out)
         _say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
         _say(f"Next: {shlex.join(['actionpiece', 'eval', str(out), *source.flags()])}")

@@ -103,6 +103,8 @@ def ablate(
     unknown = [name for name in rows if name not in ROWS]
     if unknown:
         raise ActionPieceError(f"there is no row '{unknown[0]}'; there are {', '.join(ROWS)}")
+    if not rows or not seeds:
+        raise ActionPieceError("an ablation needs at least one row and one seed")
     if together < 1 or (steps is not None and steps < 1):
         raise ActionPieceError("at least one step and one cell at a time are needed")
     protocol = protocol or Protocol()
@@ -148,7 +150,9 @@ def ablate(
 def _cell(out: Path, name: str, seed: int, steps: int | None, demos: Demos, protocol: Protocol) -> _Cell:
     row = ROWS[name]
     if steps is not None and row.kind == "actionpiece":
-        row = replace(row, config=replace(row.config, train=replace(row.config.train, steps=steps)))
+        train = row.config.train  # what comes before the real thing stays within a tenth of it
+        few = {"warmup": min(train.warmup, steps // 10), "continuous": min(train.continuous, steps // 10)}
+        row = replace(row, config=replace(row.config, train=replace(train, steps=steps, **few)))
     about = {
         "row": name,
         "label": row.label,
@@ -229,13 +233,14 @@ def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def page(results: dict[str, Any]) -> str:
     """The Markdown page of an ablation."""
     data, protocol = results["data"], results["protocol"]
+    count = results["cells"][0]["row"]["n"]
     note = f" ({data['note']})" if data["note"] else ""
     lines = [
         f"# Ablation on {data['name']}{note}",
         "",
         f"Made by `{results['command']}`.",
         "Every cell with its settings, versions and device is in the JSON file beside this page.",
-        f"{protocol['n']:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
+        f"{count:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
         f" PRC@{protocol['k']}; mean ± standard deviation over seeds.",
         "The paper's figures are from other data and are marked as its.",
         "",

@@ -67,19 +67,22 @@ class Standardize(nn.Module):
         self.register_buffer("variance", torch.ones(slots, dim))
 
     def forward(self, u: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled():
-            self._follow(u.detach())
-        return (u - self.mean) * (self.deviation * (self.variance + 1e-8).rsqrt())
+        mean, scale = self.mean, self.deviation * (self.variance + 1e-8).rsqrt()
+        if not (self.training and torch.is_grad_enabled()):
+            return (u - mean) * scale
+        self._follow(u.detach())
+        mean, scale = self.mean.clone(), self.deviation * (self.variance + 1e-8).rsqrt()
+        # The value is that of the moving averages; the gradient is that of the batch's own mean and deviation (batch
+        # renormalisation, Ioffe 2017), so that nothing is gained by moving or stretching a slot, and none drifts away.
+        own_mean, own_variance = u.mean(0), u.var(0, correction=0)
+        own = (u - own_mean) * (own_variance + 1e-8).rsqrt()
+        stretch, shift = (own_variance + 1e-8).sqrt() * scale, (own_mean - mean) * scale
+        return own * stretch.detach() + shift.detach()
 
     def _follow(self, u: Tensor) -> None:
-        moments = torch.stack((u.mean(0), u.square().mean(0)))
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(moments)
-            moments /= dist.get_world_size()
-        mean, square = moments
-        # The variance is about the moving mean, so that it does not collapse when one batch is all alike.
-        self.mean.lerp_(mean, 1 - self.decay)
-        self.variance.lerp_(square - 2 * mean * self.mean + self.mean.square(), 1 - self.decay)
+        self.mean.lerp_(_mean_over_ranks(u.mean(0)), 1 - self.decay)
+        # About the moving mean, differences first: a mean far from zero must not cancel the digits away.
+        self.variance.lerp_(_mean_over_ranks((u - self.mean).square().mean(0)), 1 - self.decay)
 
 
 class ResidualVQ(nn.Module):
@@ -230,6 +233,11 @@ def _pick(book: Tensor, codes: Tensor) -> Tensor:
 def _sum_over_ranks(tensor: Tensor) -> None:
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(tensor)
+
+
+def _mean_over_ranks(tensor: Tensor) -> Tensor:
+    _sum_over_ranks(tensor)
+    return tensor / (dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1)
 
 
 def _from_first_rank(tensor: Tensor) -> None:

@@ -60,7 +60,7 @@ class ActionPieceConfig:
     start: Literal["kmeans", "pq"] = "kmeans"
     blends: tuple[float, ...] = ()
     groups: Literal["least_error", "balanced"] = "least_error"
-    code_dim: int = 4
+    code_dim: int = 2
     width: int = 192
     encoder_depth: int = 2
     decoder_depth: int = 4
@@ -115,7 +115,7 @@ def best() -> ActionPieceConfig:
             batch=512,
             learning_rate=5e-4,
             warmup=500,
-            schedule="cosine",
+            continuous=0,
             weights={"reconstruction": 1.0, "commitment": 3.0},
         ),
     )

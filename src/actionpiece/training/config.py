@@ -42,14 +42,14 @@ class TrainConfig:
     batch: int = 128
     learning_rate: float = 1e-4
     weight_decay: float = 0.01
-    warmup: int = 0
-    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: int = 1000
+    schedule: Literal["constant", "cosine"] = "cosine"
     clip: float = 1.0
     weights: dict[str, float] = field(default_factory=paper_weights)
     blend: float = 0.0
     part: Literal["all", "decoder"] = "all"
     companions: int = 0
-    continuous: int = 0
+    continuous: int = 1000
     start_chunks: int = 4096
     checkpoint_every: int = 1000
     validate_every: int = 5000
@@ -61,6 +61,10 @@ class TrainConfig:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.learning_rate > 0 or not self.clip > 0 or min(self.warmup, self.weight_decay, self.continuous) < 0:
             raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
+        if self.continuous >= self.steps:
+            raise ActionPieceError(
+                f"{self.continuous} steps without codebooks leave none of {self.steps} with them; lower `continuous`"
+            )
         if not 0 <= self.blend <= 1:
             raise ActionPieceError(f"blend runs from 0 (normalised) to 1 (physical), and is {self.blend}")
         if self.part not in ("all", "decoder"):

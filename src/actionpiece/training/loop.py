@@ -14,7 +14,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.training import log
 from actionpiece.training.checkpoint import load_checkpoint, save_checkpoint
 from actionpiece.training.examples import BLOCK, Examples
-from actionpiece.training.ranks import rank, world_size
+from actionpiece.training.ranks import is_first, world_size
 from actionpiece.training.replica import Replica, Run
 
 Progress = Callable[[float, str], None]
@@ -80,7 +80,7 @@ class _Tracker:
                 raise ActionPieceError("there is nothing to resume without a run folder")
             load_checkpoint(run.folder, self.replica, self.about)
         self.log = None
-        if run.folder is not None and rank() == 0:
+        if run.folder is not None and is_first():
             self.log = log.Log(run.folder, self.replica.done, tensorboard=run.config.tensorboard)
 
     @property
@@ -104,7 +104,7 @@ class _Tracker:
                 f"the loss is not finite at step {done} ({log.line(values)}); try a lower learning rate"
                 + (" and go on from the last checkpoint, which is kept" if self.run.folder is not None else "")
             )
-        if rank() != 0:
+        if not is_first():
             return
         if self.finished or done % self.config.validate_every == 0:
             values |= self.replica.validate()

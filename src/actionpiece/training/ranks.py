@@ -27,13 +27,18 @@ def ranks(device: str) -> Iterator[str]:
         dist.destroy_process_group()
 
 
+def is_first() -> bool:
+    """Whether this is the process that writes files and talks, also when the others have been left."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is. The first one writes files."""
+    """Which of them this is."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
