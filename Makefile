@@ -23,7 +23,7 @@ help:
 	@touch $@
 
 .venv/developer: .venv/package
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sim]'
 	@touch $@
 
 demo: .venv/package

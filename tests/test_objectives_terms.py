@@ -131,14 +131,30 @@ def test_a_neighbourhood_of_identical_chunks_is_left_out_of_neighbor_order(dtype
     assert float(value_of("neighbor_order", alike).detach()) == 0
 
 
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000), exponent=st.floats(-3.0, 1.0))
+def test_companions_at_one_distance_have_no_order_that_rounding_could_give_them(seed: int, exponent: float) -> None:
+    step = make_step(batch=4, seed=seed, dtype=torch.float32)
+    target = step.target[:1] + 10**exponent * (step.target[[0, 1, 1, 1]] - step.target[:1])
+    assert float(value_of("neighbor_order", dataclasses.replace(step, target=target)).detach()) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_companions_that_collapse_to_one_chunk_have_no_order_left_and_finite_gradients(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("anchor", [True, False], ids=["with the anchor", "without it"])
+def test_companions_that_decode_to_one_chunk_have_no_order_left_and_gradients_of_usual_size(
+    dtype: torch.dtype, anchor: bool
+) -> None:
+    """Near chunks often share their codes; what they add must not drown the rest of a clipped gradient."""
     step = make_step(batch=8, dtype=dtype)
-    decoded = step.target[:1].repeat(8, 1, 1).requires_grad_()
-    value = value_of("neighbor_order", dataclasses.replace(step, decoded=decoded))
-    assert float(value.detach()) == pytest.approx(1, abs=1e-3)
-    (gradient,) = torch.autograd.grad(value, decoded)
+    decoded = step.decoded.detach().clone()
+    decoded[4 if anchor else 5 :] = decoded[5]
+    leaf = decoded.requires_grad_()
+    value = value_of("neighbor_order", dataclasses.replace(step, decoded=leaf))
+    one = dataclasses.replace(step, target=step.target[:4], decoded=decoded.detach()[:4])
+    assert float(value.detach()) == pytest.approx((1 + float(value_of("neighbor_order", one))) / 2, abs=1e-3)
+    (gradient,) = torch.autograd.grad(value, leaf)
     assert bool(torch.isfinite(gradient).all())
+    assert float(gradient.norm()) < 1e4
 
 
 # --- Neighbourhood, rank and order

@@ -42,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "code_dim": 4,
         "encoder_depth": 1,
         "decoder_depth": 1,
-        "train": {"steps": 15, "batch": 32, "start_chunks": 100},
+        "train": {"steps": 15, "batch": 32, "start_chunks": 100, "warmup": 0, "continuous": 5},
     },
 }
 SPACE = ActionSpace.preset("libero")

@@ -66,7 +66,8 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
 
 
 def test_steps_are_those_of_adamw_with_clipped_gradients_at_the_scheduled_rate() -> None:
-    config = tiny(steps=6, warmup=3, schedule="cosine", learning_rate=1e-2, weight_decay=0.1, clip=0.3)
+    rate = {"warmup": 3, "schedule": "cosine", "learning_rate": 3e-3}
+    config = tiny({"deviation": 0.0}, steps=6, weight_decay=0.1, clip=0.3, **rate)
     ours, plain = replica_of(config), replica_of(config)
     ours.prepare()
     plain.prepare()

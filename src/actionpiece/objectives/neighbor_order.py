@@ -19,10 +19,11 @@ def neighbor_order(step: Step) -> Tensor:
     """
     before, after = (_distances(x * step.rates, step.companions) for x in (step.target, step.decoded))
     before, after = (d - d.mean(1, keepdim=True) for d in (before, after))
-    sizes = before.square().sum(1) * after.square().sum(1)
-    has_order = before.square().sum(1) > 1e-12
-    correlation = (before * after).sum(1) / (sizes + 1e-12).sqrt()
-    return (torch.where(has_order, 1 - correlation, 0)).sum() / has_order.sum().clamp_min(1)
+    left, right = (d.square().sum(1) for d in (before, after))
+    has_order = left > 1e-20
+    # Clamped, not shifted: near neighbours have small distances, and their order counts as much.
+    correlation = (before * after).sum(1) / (left.clamp_min(1e-24).sqrt() * right.clamp_min(1e-24).sqrt())
+    return torch.where(has_order, 1 - correlation, 0).sum() / has_order.sum().clamp_min(1)
 
 
 def _distances(x: Tensor, companions: int) -> Tensor:

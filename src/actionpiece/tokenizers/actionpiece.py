@@ -8,9 +8,10 @@ moving averages and the rule for dead codewords are ours, since the paper does n
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from actionpiece.nn.codec import Codec
 from actionpiece.tokenizers.base import FitJob, Progress
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
 from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
-from actionpiece.training import Examples, Run, TrainConfig, ranks, train
+from actionpiece.training import Examples, Run, TrainConfig, join, train
 
 _TRIAL = 5_000  # training chunks on which product quantisers to start from are compared
 
@@ -202,7 +203,9 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
                 analysis=((basis * pq.weight[:, None]).T, -basis.T @ pq.mean),
                 synthesis=(basis / pq.weight[:, None], pq.mean / pq.weight),
             )
-        return Run(self.codec, self.config.train, seed, folder, first, resume)
+        # As JSON gives it back: what a checkpoint says of itself is compared with this.
+        about = {"codec": json.loads(json.dumps(asdict(replace(self.config, train=TrainConfig()))))}
+        return Run(self.codec, self.config.train, seed, folder, first, resume, about)
 
     def _product_quantizer(self, x: Tensor, seed: int) -> PQTokenizer:
         """The product quantiser to start from: of several blends, the one to be preferred on training chunks."""
@@ -248,12 +251,12 @@ def fit_side_by_side(
 
     One leaves most of a large GPU idle. See `ActionTokenizer.fit` for the rest; `resumed` says which go on.
     """
-    with ranks(device) as own:
-        examples = Examples(x, validation, tokenizers[0].distance, tokenizers[0].normalizer, own)
-        runs = [
-            tokenizer._run(examples.chunks, seed, folder, resume=resume)
-            for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
-        ]
-        train(runs, examples, progress=progress)
+    device = join(device)
+    examples = Examples(x, validation, tokenizers[0].distance, tokenizers[0].normalizer, device)
+    runs = [
+        tokenizer._run(examples.chunks, seed, folder, resume=resume)
+        for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
+    ]
+    train(runs, examples, progress=progress)
     for tokenizer in tokenizers:
         tokenizer.codec.cpu().requires_grad_(False)

@@ -73,7 +73,12 @@ class _Tracker:
 
     def __init__(self, run: Run, examples: Examples, *, captured: bool) -> None:
         self.run, self.config = run, run.config
-        self.about: dict[str, Any] = {"config": asdict(run.config), "seed": run.seed, **examples.fingerprint}
+        self.about: dict[str, Any] = {
+            "config": asdict(run.config),
+            "seed": run.seed,
+            **run.about,
+            **examples.fingerprint,
+        }
         self.replica = Replica(run, examples, captured=captured)
         if run.resume:
             if run.folder is None:

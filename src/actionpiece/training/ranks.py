@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
-@contextmanager
-def ranks(device: str) -> Iterator[str]:
-    """Join the other processes, if a launcher started any, and leave them at the end; yields this one's device."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
-        yield device
-        return
+def join(device: str) -> str:
+    """Join the other processes, if a launcher started any; returns this one's device.
+
+    They stay together until the process ends: groups that are left and joined again can miss each other.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device
     if device == "cuda":  # one GPU for each process of a machine
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return device
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files and talks, also when the others have been left."""
+    """Whether this is the process that writes files and talks."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -6,8 +6,9 @@ stream of its own, so that several replicas run side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ class Run:
     """What to train: a codec, how, by which seed, and where to keep log and checkpoint (nowhere: None).
 
     first: codebooks of the first level to start from, (1 or S, K, d); without them k-means finds some.
-    resume: go on from the checkpoint in the folder.
+    resume: go on from the checkpoint in the folder. about: what else a checkpoint must have been made with.
     """
 
     codec: Codec
@@ -37,6 +38,7 @@ class Run:
     folder: Path | None = None
     first: Tensor | None = None
     resume: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 class Replica:
@@ -58,9 +60,11 @@ class Replica:
         self.parameters = (
             self.codec.decoding_parameters() if self.config.part == "decoder" else list(self.codec.parameters())
         )
-        self.codec.requires_grad_(False)
+        self.codec.requires_grad_(False).train()
         for parameter in self.parameters:
             parameter.requires_grad_(True)
+        if self.config.part == "decoder":
+            self.codec.quantizer.eval()  # its statistics stay as they are, too
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=self.rate,
@@ -130,8 +134,7 @@ class Replica:
         x = examples.chunks[index]
         if self.done < self.config.continuous:
             loss = F.mse_loss(self.codec.continuous(x), x)
-            self._learn(loss)
-            self.terms = {"loss": loss.detach()}
+            self.terms = {"loss": loss.detach(), "gradient": self._learn(loss)}
             return
         decoded, features, quantized = self.codec(x)
         step = Step(
@@ -150,18 +153,21 @@ class Replica:
             generator=self.generator,
         )
         loss, terms = combine(step, self.config.weights)
-        self._learn(loss)
+        gradient = self._learn(loss)
         if self.config.part == "all":
             self.codec.quantizer.update(quantized)
-        self.terms = {"loss": loss.detach(), **{name: term.detach() for name, term in terms.items()}}
+        terms = {name: term.detach() for name, term in terms.items()}
+        self.terms = {"loss": loss.detach(), **terms, "gradient": gradient}
 
-    def _learn(self, loss: Tensor) -> None:
+    def _learn(self, loss: Tensor) -> Tensor:
+        """One step of the optimiser; returns the gradient's norm, which is what first shows that something broke."""
         self.optimizer.zero_grad()
         loss.backward()
         average_gradients(self.parameters)
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         self.optimizer.step()
         self.at += 1
+        return norm.detach()
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         """Run some steps on this replica's own stream, take them back, and record one.
