@@ -219,8 +219,10 @@ def _full_precision() -> Iterator[None]:
     """Products in whole float32: ten bits of mantissa would decide between near codewords at random."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _pick(book: Tensor, codes: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Reader(nn.Module):
             read = self.queries.expand(len(x), -1, -1)
             for number, block in enumerate(self.blocks):
                 read = block(read, memory[2 * number], memory[2 * number + 1])
-        out: Tensor = self.norm(read.float()) * self.read_gains
+        out: Tensor = self.norm(read.to(self.norm.weight.dtype)) * self.read_gains
         return out
 
 

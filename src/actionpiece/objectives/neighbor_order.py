@@ -18,12 +18,14 @@ def neighbor_order(step: Step) -> Tensor:
     Distances are to first order in every column. A neighbourhood without differences is left out.
     """
     before, after = (_distances(x * step.rates, step.companions) for x in (step.target, step.decoded))
+    reach = before.square().sum(1)
     before, after = (d - d.mean(1, keepdim=True) for d in (before, after))
     left, right = (d.square().sum(1) for d in (before, after))
-    has_order = left > 1e-20
-    # Clamped, not shifted: near neighbours have small distances, and their order counts as much.
-    correlation = (before * after).sum(1) / (left.clamp_min(1e-24).sqrt() * right.clamp_min(1e-24).sqrt())
-    return torch.where(has_order, 1 - correlation, 0).sum() / has_order.sum().clamp_min(1)
+    has_order = left > 1e-11 * reach  # more than rounding
+    kept = right > 1e-6 * left  # otherwise all were decoded to one distance, and no direction is the right one
+    sizes = torch.where(has_order & kept, left * right, 1.0)
+    correlation = torch.where(kept, (before * after).sum(1) / sizes.sqrt(), 0.0)
+    return torch.where(has_order, 1 - correlation, 0.0).sum() / has_order.sum().clamp_min(1)
 
 
 def _distances(x: Tensor, companions: int) -> Tensor:

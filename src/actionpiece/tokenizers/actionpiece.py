@@ -78,13 +78,19 @@ class ActionPieceConfig:
         if self.width % self.heads:
             raise ActionPieceError(f"a width of {self.width} cannot be shared by {self.heads} heads")
         if not 0 < self.decay < 1 or not 0 <= self.dead_share < 1 or self.deviation < 0:
-            raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1, deviation above 0")
+            raise ActionPieceError(
+                "decay must lie between 0 and 1, dead_share from 0 to below 1, deviation not below 0"
+            )
         if self.codebook not in ("shared", "per_slot"):
             raise ActionPieceError(f"codebook must be shared or per_slot, not '{self.codebook}'")
         if self.start not in ("kmeans", "pq"):
             raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
         if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim or self.deviation):
             raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
+        if self.start != "pq" and self.blends:
+            raise ActionPieceError("blends are of product quantisers to start from; without one there are none")
+        for blend in self.blends:
+            PQConfig(blend=blend)
         if self.start != "pq" and not self.encoder_depth:
             raise ActionPieceError("an encoder without layers needs a start as a product quantiser")
         PQConfig(tokens=self.slots, codes=self.codes, groups=self.groups)

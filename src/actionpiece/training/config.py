@@ -8,6 +8,8 @@ from typing import Literal
 
 from actionpiece.errors import ActionPieceError
 
+_DECODED = ("reconstruction", "physical_error", "temporal", "neighbor_order")  # objectives that a decoder feels
+
 
 def paper_weights() -> dict[str, float]:
     """The paper's objective: reconstruction, commitment, physical rank preservation, quantization regularization."""
@@ -69,6 +71,8 @@ class TrainConfig:
             raise ActionPieceError(f"blend runs from 0 (normalised) to 1 (physical), and is {self.blend}")
         if self.part not in ("all", "decoder"):
             raise ActionPieceError(f"part must be all or decoder, not '{self.part}'")
+        if self.part == "decoder" and not any(self.weights.get(name) for name in _DECODED):
+            raise ActionPieceError(f"a decoder alone learns nothing without one of {', '.join(_DECODED)}")
         if self.companions < 0 or self.batch % (self.companions + 1):
             raise ActionPieceError(f"a batch of {self.batch} is not made of chunks with {self.companions} companions")
         if self.weights.get("neighbor_order") and self.companions < 2:

@@ -33,7 +33,11 @@ class Examples:
         device: str | torch.device,
     ) -> None:
         self.distance, self.normalizer = distance, normalizer
-        self.fingerprint = {"chunks": list(chunks.shape), "sum": float(chunks.double().sum())}
+        self.fingerprint = {
+            "chunks": list(chunks.shape),
+            "sum": float(chunks.double().sum()),
+            "distance": distance.to_dict(),
+        }
         self.chunks = chunks.to(device)
         self.validation = validation.to(device) if validation is not None else None
         self.physical = distance.features(normalizer.denormalize(self.chunks), dtype=torch.float32)
@@ -56,7 +60,7 @@ class Examples:
         anchors = config.batch // group
         if anchors % world:
             raise ActionPieceError(f"a batch of {config.batch} cannot be shared by {world} processes")
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + block)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % 2**63)
         index = torch.randint(len(self.chunks), (BLOCK, anchors), generator=generator)
         picks = torch.rand(BLOCK, anchors, _NEIGHBORS, generator=generator) if config.companions else None
         index = index[:, rank() :: world].to(self.device)

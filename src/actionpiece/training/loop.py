@@ -37,14 +37,12 @@ def train(
     with _fast_products():
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
-        while True:
-            behind = [tracker for tracker in trackers if not tracker.finished]
-            if not behind:
-                break
+        while behind := [tracker for tracker in trackers if not tracker.over]:
             # All that stand at the same step go on together, the hindmost first.
             at = min(tracker.replica.done for tracker in behind)
             together = [tracker for tracker in behind if tracker.replica.done == at]
-            until = min(tracker.next_mark() for tracker in together)
+            marks = [tracker.next_mark() for tracker in together]
+            until = min(marks)
             for tracker in together:
                 tracker.replica.prepare()
             for _ in range(at, until):
@@ -53,8 +51,12 @@ def train(
             if captured:
                 torch.cuda.synchronize()
             done = sum(tracker.replica.done for tracker in trackers) / total
-            for tracker in together:
-                tracker.look(lambda what: progress(done, what))  # noqa: B023 (called at once)
+            for tracker, mark in zip(together, marks, strict=True):
+                if mark == until:
+                    tracker.look(lambda what: progress(done, what))  # noqa: B023 (called at once)
+        for tracker in trackers:  # one that broke does not stop the others, but it is not passed over
+            if tracker.broken is not None:
+                raise tracker.broken
 
 
 @contextmanager
@@ -79,6 +81,7 @@ class _Tracker:
             **run.about,
             **examples.fingerprint,
         }
+        self.broken: ActionPieceError | None = None
         self.replica = Replica(run, examples, captured=captured)
         if run.resume:
             if run.folder is None:
@@ -91,6 +94,10 @@ class _Tracker:
     @property
     def finished(self) -> bool:
         return self.replica.done >= self.config.steps
+
+    @property
+    def over(self) -> bool:
+        return self.finished or self.broken is not None
 
     def next_mark(self) -> int:
         """The next step after which something is to be written."""
@@ -105,10 +112,11 @@ class _Tracker:
         done = self.replica.done
         values = {name: float(value) for name, value in self.replica.terms.items()}
         if not all(math.isfinite(value) for value in values.values()):
-            raise ActionPieceError(
+            self.broken = ActionPieceError(
                 f"the loss is not finite at step {done} ({log.line(values)}); try a lower learning rate"
                 + (" and go on from the last checkpoint, which is kept" if self.run.folder is not None else "")
             )
+            return
         if not is_first():
             return
         if self.finished or done % self.config.validate_every == 0:

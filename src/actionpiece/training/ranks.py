@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def join(device: str) -> str:
@@ -40,6 +40,13 @@ def world_size() -> int:
 def rank() -> int:
     """Which of them this is."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def same_on_all_ranks(module: nn.Module) -> None:
+    """Every process gets the first one's parameters and buffers."""
+    if world_size() > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

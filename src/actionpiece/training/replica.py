@@ -19,7 +19,7 @@ from actionpiece.nn.codec import Codec
 from actionpiece.objectives import Step, combine
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
-from actionpiece.training.ranks import average_gradients, world_size
+from actionpiece.training.ranks import average_gradients, same_on_all_ranks, world_size
 
 _WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
 
@@ -102,6 +102,7 @@ class Replica:
         with torch.no_grad():
             u = self.codec.project(self.examples.chunks[index.to(self.examples.device)])
         self.codec.quantizer.start(u, generator, first)
+        same_on_all_ranks(self.codec)  # sums on a GPU come in any order, and k-means makes more of it
 
     def prepare(self) -> None:
         """Get ready for the next step: the batches of its block, its place in it, the recorded step."""
