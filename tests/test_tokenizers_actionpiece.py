@@ -149,7 +149,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"encoder_depth": -1}, "at least 1 of everything"),
     ({"code_dim": -1}, "at least 1 of everything"),
     ({"width": 10, "heads": 4}, "a width of 10 cannot be shared by 4 heads"),
-    ({"decay": 1.0}, "decay lies between 0 and 1"),
+    ({"decay": 1.0}, "decay must lie between 0 and 1"),
     ({"dead_share": 1.0}, "dead_share"),
     ({"deviation": -0.1}, "deviation"),
     ({"codebook": "both"}, "codebook must be shared or per_slot, not 'both'"),

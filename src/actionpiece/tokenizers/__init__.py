@@ -22,9 +22,9 @@ KINDS: dict[str, tuple[str, str, str]] = {
 
 #: Named configurations beside the defaults: name -> (kind, function in its module, one line for people)
 RECIPES: dict[str, tuple[str, str, str]] = {
-    "best": ("actionpiece", "best", "a product quantiser, of which Transformers learn corrections: the lowest errors"),
-    "small": ("actionpiece", "small", "the same for a minute on a CPU"),
-    "rvq": ("actionpiece", "rvq", "the same codec without the physical objectives: the paper's Standard RVQ"),
+    "rvq": ("actionpiece", "rvq", "`actionpiece` without the physical objectives: the paper's Standard RVQ"),
+    "best": ("actionpiece", "best", "a product quantiser, of which Transformers learn corrections; wants a GPU"),
+    "small": ("actionpiece", "small", "`best` for a minute on a CPU"),
 }
 
 

@@ -131,7 +131,9 @@ def best() -> ActionPieceConfig:
 def small() -> ActionPieceConfig:
     """`best` for a minute on a CPU: narrow, shallow, short."""
     large = best()
-    train = replace(large.train, steps=400, batch=256, warmup=50, checkpoint_every=100, validate_every=100)
+    train = replace(
+        large.train, steps=400, batch=256, learning_rate=2e-3, warmup=50, checkpoint_every=100, validate_every=100
+    )
     return replace(large, blends=(), width=32, heads=2, encoder_depth=1, decoder_depth=1, train=train)
 
 

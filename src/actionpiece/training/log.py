@@ -42,7 +42,7 @@ def _board(folder: Path, done: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ActionPieceError(
-            "TensorBoard is not installed; pip install 'actionpiece[tensorboard]' or leave out --train.tensorboard"
+            "TensorBoard is not installed; pip install 'actionpiece[tensorboard]' or leave out --tensorboard"
         ) from None
     return SummaryWriter(folder, purge_step=done + 1)
 
