@@ -139,7 +139,9 @@ def test_data_info_and_list_speak_json(
     assert "aloha" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["fit"], ["data"], ["fit", "pq"], ["eval"], ["compare"], ["tokenize"]])
+@pytest.mark.parametrize(
+    "command", [[], ["fit"], ["data"], ["fit", "pq"], ["fit", "best"], ["eval"], ["compare"], ["ablate"], ["tokenize"]]
+)
 def test_help_is_there_for_every_command(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +221,14 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "a mistyped tokenizer": ["eval", str(folder / "typo"), "--data", str(good), *libero],
         "a file for a folder": ["compare", "--data", str(good), *libero, "--out", str(good)],
         "folder that is not ours": ["fit", "binning", "--data", str(good), *libero, "--out", str(folder)],
+        "no such row": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", "rvq,none"],
+        "no rows": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", ","],
+        "a file for an ablation": ["ablate", "--data", str(good), *libero, "--out", str(good)],
+        "a device that is not there": ["fit", "pq", "--out", str(folder / "out"), "--data", str(good), *libero]
+        + ["--device", "cuda:99"],
+        "no device at all": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--device", "tpu9"],
+        "nothing to resume": ["fit", "small", "--out", str(folder / "out"), "--data", str(good), *libero, "--resume"],
+        "a recipe's bad setting": ["fit", "best", "--out", str(folder / "out"), "--data", str(good), "--blends", "2"],
         "unknown flag": [*fit, "--data", str(good), "--nonsense", "1"],
     }
 

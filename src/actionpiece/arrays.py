@@ -45,3 +45,14 @@ def chunks_tensor(values: Any, dim: int, *, dtype: torch.dtype | None = None, wh
     if tensor.shape[0] == 0 or tensor.shape[1] == 0:
         raise ActionPieceError(f"{what} are empty: shape {tuple(tensor.shape)}")
     return tensor
+
+
+def check_device(name: str) -> None:
+    """Say so in one sentence if there is no such device to compute on."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ActionPieceError(f"'{name}' is no device; there are cpu, cuda and cuda:0, cuda:1, ...") from None
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type not in ("cpu", "cuda") or (device.index or 0) >= count:
+        raise ActionPieceError(f"there is no device '{name}' here; cpu always works")

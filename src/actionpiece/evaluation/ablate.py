@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.compare import FIT_CHUNKS, LOOK_CHUNKS, note_fit
@@ -103,6 +104,7 @@ def ablate(
     unknown = [name for name in rows if name not in ROWS]
     if unknown:
         raise ActionPieceError(f"there is no row '{unknown[0]}'; there are {', '.join(ROWS)}")
+    check_device(device)
     if not rows or not seeds:
         raise ActionPieceError("an ablation needs at least one row and one seed")
     if together < 1 or (steps is not None and steps < 1):

@@ -8,6 +8,7 @@ moving averages and the rule for dead codewords are ours, since the paper does n
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -197,11 +198,19 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
             progress=job.progress,
         )
 
-    def _run(self, x: Tensor, seed: int, folder: Path | None, *, resume: bool) -> Run:
+    def _run(
+        self,
+        x: Tensor,
+        seed: int,
+        folder: Path | None,
+        *,
+        resume: bool,
+        progress: Progress = lambda fraction, what: None,
+    ) -> Run:
         """A new codec and how to train it."""
         first = None
         if self.config.start == "pq":
-            pq = self._product_quantizer(x, seed)
+            pq = self._product_quantizer(x, seed, progress)
             self.config = replace(self.config, train=replace(self.config.train, blend=pq.config.blend))
             first = pq.codebooks
         self.codec = self._new_codec(seed)
@@ -215,7 +224,7 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
         about = {"codec": json.loads(json.dumps(asdict(replace(self.config, train=TrainConfig()))))}
         return Run(self.codec, self.config.train, seed, folder, first, resume, about)
 
-    def _product_quantizer(self, x: Tensor, seed: int) -> PQTokenizer:
+    def _product_quantizer(self, x: Tensor, seed: int, progress: Progress) -> PQTokenizer:
         """The product quantiser to start from: of several blends, the one to be preferred on training chunks."""
         own = self.config
         sample = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_TRIAL].to(x.device)]
@@ -225,7 +234,8 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
             config = PQConfig(tokens=own.slots, codes=own.codes, blend=blend, groups=own.groups)
             shared = {"space": self.space, "normalizer": self.normalizer, "distance": self.distance}
             pq = PQTokenizer(config, **shared, horizon=self.horizon)
-            pq._fit(x, FitJob(seed, lambda fraction, what: None, None, None, False, str(x.device)))
+            say = functools.partial(_say_start, progress, blend)
+            pq._fit(x, FitJob(seed, say, None, None, False, str(x.device)))
             if len(own.blends) < 2:
                 return pq
             pq.to(x.device)
@@ -242,6 +252,10 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
     def _decode(self, ids: Tensor) -> Tensor:
         codes = ids.unflatten(1, (self.config.levels, self.config.slots)).transpose(1, 2)
         return self.codec.decode(codes % self.config.codes)
+
+
+def _say_start(progress: Progress, blend: float, fraction: float, what: str) -> None:
+    progress(0.0, f"product quantiser of blend {blend}: {what}")  # the bar is for the training that follows
 
 
 def fit_side_by_side(
@@ -262,7 +276,7 @@ def fit_side_by_side(
     device = join(device)
     examples = Examples(x, validation, tokenizers[0].distance, tokenizers[0].normalizer, device)
     runs = [
-        tokenizer._run(examples.chunks, seed, folder, resume=resume)
+        tokenizer._run(examples.chunks, seed, folder, resume=resume, progress=progress)
         for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
     ]
     train(runs, examples, progress=progress)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actionpiece.arrays import chunks_tensor, to_tensor
+from actionpiece.arrays import check_device, chunks_tensor, to_tensor
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError, DecodeError
 from actionpiece.normalize import Method, Normalizer
@@ -96,6 +96,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         run: a folder for the training log and the checkpoint. resume: go on from the checkpoint there.
         device: where to train.
         """
+        check_device(device)
         x = chunks_tensor(chunks, space.dim, dtype=torch.float32).detach().cpu()
         if not isinstance(normalizer, Normalizer):
             normalizer = Normalizer.fit(normalizer, x)

@@ -54,6 +54,8 @@ def train(
             for tracker, mark in zip(together, marks, strict=True):
                 if mark == until:
                     tracker.look(lambda what: progress(done, what))  # noqa: B023 (called at once)
+        for tracker in trackers:
+            tracker.replica.release()
         for tracker in trackers:  # one that broke does not stop the others, but it is not passed over
             if tracker.broken is not None:
                 raise tracker.broken

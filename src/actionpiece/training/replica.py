@@ -196,6 +196,13 @@ class Replica:
             self._step()
         torch.cuda.synchronize()
 
+    def release(self) -> None:
+        """Let go of the recorded step; the codec is a plain module again, and runs where there is no compiler."""
+        self.graph = None
+        for module in (self.codec.encoder, self.codec.decoder):
+            if module is not None:
+                module._compiled_call_impl = None
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """MSE, PRC and the share of codes in use on the validation chunks; nothing when there are none."""
