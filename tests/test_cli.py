@@ -224,8 +224,7 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "no such row": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", "rvq,none"],
         "no rows": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", ","],
         "a file for an ablation": ["ablate", "--data", str(good), *libero, "--out", str(good)],
-        "a device that is not there": ["fit", "pq", "--out", str(folder / "out"), "--data", str(good), *libero]
-        + ["--device", "cuda:99"],
+        "a device that is not there": [*fit, "--data", str(good), *libero, "--device", "cuda:99"],
         "no device at all": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--device", "tpu9"],
         "nothing to resume": ["fit", "small", "--out", str(folder / "out"), "--data", str(good), *libero, "--resume"],
         "a recipe's bad setting": ["fit", "best", "--out", str(folder / "out"), "--data", str(good), "--blends", "2"],
