@@ -1,0 +1,164 @@
+"""The front of MSE against PRC at one number of bits: product quantisers of many blends, and codecs started from them.
+
+    python benchmarks/front.py --data A.npz --out docs/results/front_libero --device cuda
+
+Writes OUT.json (every row, seed, data hash, versions), OUT.md and OUT.svg.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import actionpiece
+from actionpiece.evaluation.compare import FIT_CHUNKS, note_fit
+from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
+from actionpiece.files import write_json, writing
+from actionpiece.tokenizers.actionpiece import ActionPieceTokenizer, best, fit_side_by_side
+from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
+
+COLOURS = {"least_error": "#0072b2", "balanced": "#d55e00"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to put on the front.
+
+    Attributes:
+        data: demonstrations with a data card.
+        out: where to write, without an ending.
+        blends: of the product quantisers.
+        groups: how they share components among tokens.
+        steps: of training, where they are not to be the recipe's.
+        seed: of the fits.
+        split: test for publication, validation for choosing.
+        device: where the codecs train.
+        together: codecs that train side by side.
+        n: chunks that are scored.
+    """
+
+    data: str
+    out: Path
+    blends: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    groups: tuple[str, ...] = ("least_error", "balanced")
+    steps: int | None = None
+    seed: int = 0
+    split: str = "test"
+    device: str = "cpu"
+    together: int = 10
+    n: int = 10_000
+
+
+def page(document: dict[str, Any]) -> str:
+    """The Markdown page."""
+    data, rows = document["data"], document["rows"]
+    note = f" ({data['note']})" if data["note"] else ""
+    lines = [
+        f"# MSE and PRC at {rows[0]['bits_per_chunk']:.0f} bits a chunk: {data['name']}{note}",
+        "",
+        f"Made by `{document['command']}`.",
+        "Every row with its settings, versions and device is in the JSON file beside this page.",
+        f"{rows[0]['n']:,} chunks of the {document['protocol']['split']} episodes, one seed.",
+        "",
+        "| groups | blend | product quantiser: MSE x1e-4 | PRC | codec started from it: MSE x1e-4 | PRC |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for plain, learned in zip(rows[::2], rows[1::2], strict=True):
+        figures = [f"{1e4 * row['mse']:.3f} | {row['prc']:.4f}" for row in (plain, learned)]
+        lines.append(f"| {plain['groups_of']} | {plain['blend']} | " + " | ".join(figures) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Every pair as an arrow from the quantiser to the codec that was started from it."""
+    figure = Figure(figsize=(7, 5))
+    axes = figure.add_subplot()
+    rows = document["rows"]
+    for plain, learned in zip(rows[::2], rows[1::2], strict=True):
+        colour = COLOURS[plain["groups_of"]]
+        start, end = ((1e4 * row["mse"], row["prc"]) for row in (plain, learned))
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": colour})
+        axes.plot(*start, "o", color=colour, markerfacecolor="none")
+        axes.plot(*end, "o", color=colour)
+        axes.annotate(f"{plain['blend']:g}", end, (4, 4), textcoords="offset points", color=colour)
+    for name, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, label=f"{name.replace('_', ' ')} groups, by blend")
+    axes.plot([], [], "o", color="#5b646e", markerfacecolor="none", label="hollow: product quantiser; full: codec")
+    axes.set_xscale("log")
+    axes.set_xlabel("MSE x1e-4 (left is better)")
+    axes.set_ylabel("PRC (up is better)")
+    axes.legend(frameon=False)
+    axes.grid(color="#dfe3e7")
+    figure.tight_layout()
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main(options: Options) -> None:
+    console = Console(stderr=True)
+    demos = actionpiece.open_demos(options.data)
+    protocol = Protocol(split=options.split, n=options.n)
+    training = Training.of(demos, protocol.horizon)
+    data = ScoringSet.of(demos, training, protocol)
+    chunks = torch.from_numpy(training.chunks.sample(FIT_CHUNKS, 0))
+    x = training.normalizer.normalize(chunks)
+    shared: dict[str, Any] = {
+        "space": demos.space,
+        "normalizer": training.normalizer,
+        "distance": training.distance,
+    }
+    places = [(groups, blend) for groups in options.groups for blend in options.blends]
+    codecs = []
+    for groups, blend in places:
+        config = replace(best(), blends=(), groups=groups)
+        few = {} if options.steps is None else {"steps": options.steps, "warmup": options.steps // 10}
+        config = replace(config, train=replace(config.train, blend=blend, **few))
+        codecs.append(ActionPieceTokenizer(config, **shared, horizon=protocol.horizon))
+    for first in range(0, len(codecs), options.together):
+        group = codecs[first : first + options.together]
+        began = time.perf_counter()
+        fit_side_by_side(
+            group,
+            [options.seed] * len(group),
+            x,
+            [None] * len(group),
+            resumed=[False] * len(group),
+            device=options.device,
+            progress=lambda fraction, what: None,
+        )
+        for codec in group:
+            codec.provenance = {"seed": options.seed, "chunks": len(x)}
+            note_fit(codec, demos, time.perf_counter() - began, options.device, side_by_side=len(group))
+    rows = []
+    for (groups, blend), codec in zip(places, codecs, strict=True):
+        config = PQConfig(blend=blend, groups=groups)
+        began = time.perf_counter()
+        plain = PQTokenizer.fit(chunks, config=config, seed=options.seed, device=options.device, **shared)
+        note_fit(plain, demos, time.perf_counter() - began, options.device)
+        for kind, tokenizer in (("pq", plain), ("codec", codec)):
+            row = score(tokenizer, data, name=f"{kind} {groups} {blend:g}").row
+            rows.append(row | {"groups_of": groups, "blend": blend})
+            console.print(f"{row['name']}: MSE {row['mse']:.3e} PRC {row['prc']:.4f}")
+    document = {
+        "command": f"python benchmarks/front.py --data {Path(options.data).name} --device {options.device}",
+        "seed": options.seed,
+        "protocol": asdict(protocol),
+        "data": demos.describe(),
+        "environment": environment(),
+        "rows": rows,
+    }
+    write_json(options.out.with_suffix(".json"), document)
+    with writing(options.out.with_suffix(".md")) as aside:
+        aside.write_text(page(document))
+    with writing(options.out.with_suffix(".svg")) as aside:
+        draw(document, aside)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
