@@ -1,10 +1,11 @@
-"""`fused`: functions of many small operations, which on a GPU are compiled into few kernels."""
+"""How things are computed on a GPU: small operations fused into few kernels, and how exact products are."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -26,3 +27,14 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         return (compiled() if first.is_cuda else function)(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def products(precision: Literal["highest", "high"]) -> Iterator[None]:
+    """Matrix products of float32 in whole float32 (`highest`), or on GPUs with ten bits of mantissa (`high`, TF32)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

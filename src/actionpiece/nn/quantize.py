@@ -6,15 +6,13 @@ what the one before left over, and projected back. The codebooks are buffers: no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from actionpiece.nn.fused import fused
+from actionpiece.nn.fused import fused, products
 from actionpiece.nn.kmeans import kmeans
 
 _STRIDE = 997  # a prime, so that neighbouring codewords are replaced from different chunks and slots
@@ -209,20 +207,9 @@ def _follow(
 
 def _squared_distances(u: Tensor, book: Tensor) -> Tensor:
     """(B, S, K) squared distances of (B, S, d) to the codewords (1 or S, K, d)."""
-    with _full_precision():
+    with products("highest"):  # ten bits of mantissa would decide between near codewords at random
         cross = (u.transpose(0, 1) @ book.transpose(-1, -2)).transpose(0, 1)
     return u.square().sum(-1, keepdim=True) - 2 * cross + book.square().sum(-1)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Products in whole float32: ten bits of mantissa would decide between near codewords at random."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _pick(book: Tensor, codes: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from actionpiece.errors import ActionPieceError
+from actionpiece.nn.fused import products
 from actionpiece.training import log
 from actionpiece.training.checkpoint import load_checkpoint, save_checkpoint
 from actionpiece.training.examples import BLOCK, Examples
@@ -34,7 +34,7 @@ def train(
     """
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
-    with _fast_products():
+    with products("high"):  # more than a gradient needs
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while behind := [tracker for tracker in trackers if not tracker.over]:
@@ -59,17 +59,6 @@ def train(
         for tracker in trackers:  # one that broke does not stop the others, but it is not passed over
             if tracker.broken is not None:
                 raise tracker.broken
-
-
-@contextmanager
-def _fast_products() -> Iterator[None]:
-    """Matrix products of GPUs with ten bits of mantissa (TF32), which is more than a gradient needs."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class _Tracker:
