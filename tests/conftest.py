@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from actionpiece.space import ActionSpace
 
 torch.set_num_threads(1)  # tiny tensors: threads only fight each other, and results stay the same on any machine
+
+# The same examples on every run: a change is judged by what it changed. `--hypothesis-profile=default` looks further.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def smooth(n: int, steps: int, columns: int, seed: int, size: float = 1.0) -> np.ndarray:

@@ -71,7 +71,7 @@ def _fit_command(name: str) -> Callable[..., None]:
         from actionpiece.evaluation.score import Training
         from actionpiece.files import check_replaceable
         from actionpiece.tokenizers.saving import CONFIG
-        from actionpiece.training import is_first
+        from actionpiece.training import is_first, leave
 
         check_replaceable(out, CONFIG)  # better known now than after the fit
         demos = source.open()
@@ -90,6 +90,7 @@ def _fit_command(name: str) -> Callable[..., None]:
                 device=device,
                 progress=lambda fraction, what: show(fraction, f"{name}: {what}"),
             )
+        leave()
         if not is_first():  # several processes trained one tokenizer
             return
         tokenizer.save_pretrained(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Iterable
 
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 def join(device: str) -> str:
     """Join the other processes, if a launcher started any; returns this one's device.
 
-    They stay together until the process ends: groups that are left and joined again can miss each other.
+    They stay together for all that is trained, since groups that are left and joined again can miss each other; the
+    program that was launched calls `leave` when it is done.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
@@ -23,8 +23,13 @@ def join(device: str) -> str:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-        atexit.register(dist.destroy_process_group)
     return device
+
+
+def leave() -> None:
+    """Leave the other processes, once and for all; nothing happens where there are none."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def is_first() -> bool:
