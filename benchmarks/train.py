@@ -72,7 +72,7 @@ def main(options: Options) -> None:
 
     def replica(seed: int, *, captured: bool) -> Replica:
         tokenizer = ActionPieceTokenizer(
-            ActionPieceConfig(train=TrainConfig()),
+            ActionPieceConfig(train=TrainConfig(continuous=0)),  # the steps with codebooks, PRP and QR: most of them
             space=demos.space,
             normalizer=training.normalizer,
             distance=training.distance,

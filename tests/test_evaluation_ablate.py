@@ -104,6 +104,17 @@ def test_the_table_holds_means_and_deviations_over_seeds_beside_the_papers_figur
 
 
 @pytest.mark.usefixtures("small_rows")
+def test_a_table_of_what_is_finished_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ActionPieceError, match="no cell of these rows and seeds is finished"):
+        run(tmp_path, finished=True)
+    run(tmp_path, rows=("pq",))
+    run(tmp_path, rows=("rvq",), seeds=(1,))
+    results = run(tmp_path, finished=True)
+    assert [(entry["row"], entry["seeds"]) for entry in results["table"]] == [("rvq", [1]), ("pq", [0, 1])]
+    assert not (tmp_path / "cells" / "rvq-0").exists()
+
+
+@pytest.mark.usefixtures("small_rows")
 def test_cells_of_another_ablation_are_refused(tmp_path: Path) -> None:
     run(tmp_path, rows=("rvq",), seeds=(0,))
     with pytest.raises(ActionPieceError, match="made with another protocol"):

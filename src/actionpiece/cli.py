@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.options import DataOptions, ScoreOptions
+from actionpiece.sim.command import record
 
 if TYPE_CHECKING:
     from actionpiece.data import Demos
@@ -132,7 +133,7 @@ def evaluate(
     Normalised MSE, errors in millimetres and degrees, physical rank consistency, tokens and bits, latency.
 
     Args:
-        tokenizer: folder of a fitted tokenizer.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
         json: print one JSON document and nothing else.
     """
     from actionpiece.evaluation.score import ScoringSet, Training, environment, score
@@ -165,7 +166,7 @@ def compare(
     Args:
         out: folder for results.json, report.html and the fitted tokenizers.
         tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256), or folders of
-            tokenizers fitted before. `actionpiece list` shows the names.
+            tokenizers fitted before, or the name of one that comes trained. `actionpiece list` shows the names.
         horizon: steps of an action chunk.
         seed: of the fits.
         json: print the results as one JSON document and nothing else.
@@ -210,6 +211,7 @@ def ablate(
     steps: int | None = None,
     device: str = "cpu",
     together: int = 8,
+    finished: bool = False,
 ) -> None:
     """Train the paper's codec with every training objective it tries, score them all, write the table and a figure.
 
@@ -224,6 +226,7 @@ def ablate(
         steps: training steps of the learned rows, where they are not to be their recipe's.
         device: where they train: cpu or cuda.
         together: learned cells that train side by side in this process.
+        finished: train nothing; write the table of what is finished so far.
     """
     from actionpiece.evaluation.ablate import ablate as run
     from actionpiece.evaluation.ablate import page
@@ -242,6 +245,7 @@ def ablate(
             steps=steps,
             device=device,
             together=together,
+            finished=finished,
             command=_command_line(),
             progress=show,
         )
@@ -260,7 +264,7 @@ def tokenize(
     """Write the token ids of a whole data set to parquet files; run again to go on after an interrupt.
 
     Args:
-        tokenizer: folder of a fitted tokenizer.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
         out: folder for the shards and their manifest.
         stride: steps between the starts of consecutive chunks.
         tail: at an episode's end, repeat the last command (as policies need it) or drop windows that run past it.
@@ -289,7 +293,7 @@ def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:
     """Say what a tokenizer folder holds: kind, vocabulary, action space, scales, what it was fitted on.
 
     Args:
-        tokenizer: folder of a fitted tokenizer.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
         json: print one JSON document and nothing else.
     """
     from actionpiece.report.facts import describe_tokenizer, show_tokenizer
@@ -327,21 +331,21 @@ def data_info(
 
 
 def list_all(json: bool = False) -> None:
-    """List the tokenizers and the action spaces that are there.
+    """List the tokenizers, those that come trained, and the action spaces.
 
     Args:
         json: print one JSON document and nothing else.
     """
     from actionpiece.report.facts import show_kinds
     from actionpiece.space import PRESETS
-    from actionpiece.tokenizers import KINDS, RECIPES
+    from actionpiece.tokenizers import KINDS, RECIPES, trained
 
     kinds = [{"name": name, "about": about} for name, (_, _, about) in (KINDS | RECIPES).items()]
     spaces = [{"name": name, "dim": make().dim, "about": make().note} for name, make in PRESETS.items()]
     if json:
-        _print_json({"tokenizers": kinds, "spaces": spaces})
+        _print_json({"tokenizers": kinds, "trained": sorted(trained()), "spaces": spaces})
     else:
-        show_kinds(_console, kinds, spaces)
+        show_kinds(_console, kinds, sorted(trained()), spaces)
 
 
 def fit() -> None:
@@ -360,6 +364,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tokenize": tokenize,
     "inspect": inspect,
     "data": data,
+    "record": record,
     "list": list_all,
 }
 

@@ -18,7 +18,16 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
-from actionpiece.tokenizers import KINDS, RECIPES, ActionTokenizer, build_config, load, recipe, tokenizer_class
+from actionpiece.tokenizers import (
+    KINDS,
+    RECIPES,
+    ActionTokenizer,
+    build_config,
+    load,
+    recipe,
+    tokenizer_class,
+    trained,
+)
 
 FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
 LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
@@ -28,7 +37,10 @@ Progress = Callable[[str, float, str], None]  # contender, fraction done, what i
 
 @dataclass(frozen=True)
 class Contender:
-    """What a user names: a kind to fit, with settings (`pq:blend=0.5:codes=256`), or a folder of one fitted before."""
+    """What a user names: a kind to fit, with settings (`pq:blend=0.5:codes=256`), or one fitted before.
+
+    folder: of the fitted one, or the name of one that comes with the package.
+    """
 
     name: str
     kind: str | None
@@ -41,8 +53,8 @@ class Contender:
         name, *settings = text.split(":")
         if name not in KINDS and name not in RECIPES:
             folder = Path(text)
-            if not folder.is_dir():
-                known = ", ".join([*KINDS, *RECIPES])
+            if not folder.is_dir() and text not in trained():
+                known = ", ".join([*KINDS, *RECIPES, *trained()])
                 raise ActionPieceError(f"'{text}' is neither a tokenizer ({known}) nor a folder with one")
             return cls(folder.resolve().name, None, None, folder)
         values = {}

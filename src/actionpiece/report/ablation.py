@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from actionpiece.report.looks import CARD, GRID, INK, MUTED
 
@@ -34,6 +35,9 @@ def draw(table: list[dict[str, Any]], path: Path) -> None:
         for side in axes.spines.values():
             side.set_visible(False)
     left.set_xscale("log")
+    left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    left.xaxis.set_minor_locator(NullLocator())
     left.set_xlabel("MSE x1e-4 (left is better)", color=INK)
     right.set_xlabel("PRC (right is better)", color=INK)
     left.set_yticks(list(places), [entry["label"] for entry in table], color=INK)

@@ -72,13 +72,14 @@ def _facts_table() -> Table:
     return table
 
 
-def show_kinds(console: Console, kinds: list[dict[str, Any]], spaces: list[dict[str, Any]]) -> None:
-    """Print the tokenizers and action spaces there are."""
+def show_kinds(console: Console, kinds: list[dict[str, Any]], trained: list[str], spaces: list[dict[str, Any]]) -> None:
+    """Print the tokenizers, those that come trained, and the action spaces there are."""
     console.print("[bold]Tokenizers[/bold]  (actionpiece fit NAME --help shows the settings of each)")
     table = _facts_table()
     for kind in kinds:
         table.add_row(kind["name"], kind["about"])
     console.print(table)
+    console.print(f"\n[bold]Trained[/bold]  (actionpiece.load(NAME); actionpiece inspect NAME)\n{', '.join(trained)}")
     console.print("\n[bold]Action spaces[/bold]  (--space NAME; or joints:N, or a JSON file of your own)")
     table = _facts_table()
     for space in spaces:

@@ -9,7 +9,7 @@ from typing import Any
 from actionpiece.errors import ActionPieceError
 from actionpiece.tokenizers.base import ActionTokenizer
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer, VariableLengthTokenizer
-from actionpiece.tokenizers.saving import build_config, find_folder, read_description
+from actionpiece.tokenizers.saving import build_config, find_folder, read_description, trained
 
 #: name -> (module, class, one line for people)
 KINDS: dict[str, tuple[str, str, str]] = {
@@ -48,7 +48,7 @@ def tokenizer_class(name: str) -> type[ActionTokenizer]:
 
 
 def load(path: str | Path) -> ActionTokenizer:
-    """The tokenizer saved in a folder (or a hub repository), of whatever kind it is."""
+    """The tokenizer in a folder, of whatever kind; or one that comes with the package, by its name; or from the hub."""
     folder = find_folder(path)
     return tokenizer_class(read_description(folder)["kind"]).from_pretrained(folder)
 
@@ -63,4 +63,5 @@ __all__ = [
     "load",
     "recipe",
     "tokenizer_class",
+    "trained",
 ]

@@ -22,6 +22,7 @@ from actionpiece.space import ActionSpace
 
 FORMAT_VERSION = 1
 CONFIG, TENSORS = "config.json", "model.safetensors"
+TRAINED = Path(__file__).parents[1] / "trained"
 
 
 def build_config(config_class: type, values: Any, what: str) -> Any:
@@ -111,17 +112,25 @@ class SavedFolder(nn.Module):
         digest.update(save(self._contiguous()))
         return digest.hexdigest()
 
-    def save_pretrained(self, path: str | Path) -> Path:
-        """Write the tokenizer to a folder, whole or not at all; returns the folder."""
+    def save_pretrained(self, path: str | Path, *, half: bool = False) -> Path:
+        """Write the tokenizer to a folder, whole or not at all; returns the folder.
+
+        half: round its learned values to float16 first, here and in the file, which is then half as large.
+        """
         from actionpiece import __version__
 
         folder = Path(path)
+        if half:
+            self._load_tensors({name: _halved(name, tensor) for name, tensor in self._contiguous().items()})
         head = {"format_version": FORMAT_VERSION, "actionpiece_version": __version__}
         rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}
         if (folder / CONFIG).exists():
             _head(folder)  # any model's folder has a config.json: one that is not ours is not replaced
         with writing_folder(folder, marker=CONFIG) as aside:
-            save_file(self._contiguous(), aside / TENSORS)
+            tensors = self._contiguous()
+            save_file(
+                {name: _halved(name, tensor) if half else tensor for name, tensor in tensors.items()}, aside / TENSORS
+            )
             (aside / CONFIG).write_text(json.dumps({**head, **self._description(), **rest}, indent=1) + "\n")
         return folder
 
@@ -163,14 +172,29 @@ class SavedFolder(nn.Module):
         return str(answer)
 
 
+def _halved(name: str, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.half()
+    if not bool(torch.isfinite(rounded).all()):
+        raise ActionPieceError(f"tensor '{name}' holds values too large for float16; save it whole")
+    return rounded
+
+
+def trained() -> dict[str, Path]:
+    """The tokenizers that come with the package, by name."""
+    return {folder.name: folder for folder in sorted(TRAINED.iterdir()) if (folder / CONFIG).is_file()}
+
+
 def find_folder(path: str | Path) -> Path:
-    """The local folder of a tokenizer; a name that is no local path is looked up on the Hugging Face hub."""
-    folder = Path(path)
+    """The local folder of a tokenizer, or the name of one that comes with the package, or of one on the hub."""
+    folder, name = Path(path), str(path)
+    if not (folder / CONFIG).is_file() and name in (shipped := trained()):
+        return shipped[name]
     if folder.exists():
         return folder
-    name = str(path)
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or folder.parent.is_dir():
-        raise ActionPieceError(f"there is no tokenizer at {path}")
+        raise ActionPieceError(f"there is no tokenizer at {path}, and none of that name comes with the package")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

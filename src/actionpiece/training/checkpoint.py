@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,29 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
     except (SafetensorError, OSError) as error:
         raise ActionPieceError(f"{path} is not a whole checkpoint: {error}") from None
     saved = json.loads(metadata.get("about", "{}"))
-    different = sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key))
+    different = sorted(key for key in about.keys() | saved.keys() if not _alike(about.get(key), saved.get(key)))
     if different:
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
     state = _state(replica)
     if state.keys() | {"random"} != tensors.keys():
         raise ActionPieceError(f"{path} is a checkpoint of another codec; start without --resume")
-    replica.generator.set_state(tensors.pop("random"))
+    random = tensors.pop("random")
+    if random.shape == replica.generator.get_state().shape:  # another kind of device draws in its own way
+        replica.generator.set_state(random)
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
     replica.done = int(metadata["step"])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal plain data, but for rounding: another machine adds up the same numbers in another order."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
 
 
 def _state(replica: Replica) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ class TrainConfig:
     companions: int = 0
     continuous: int = 1000
     start_chunks: int = 4096
-    checkpoint_every: int = 1000
+    checkpoint_every: int = 5000
     validate_every: int = 5000
     tensorboard: bool = False
 
