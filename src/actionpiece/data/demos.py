@@ -13,7 +13,7 @@ import numpy as np
 
 from actionpiece.data.card import Card
 from actionpiece.data.idle import idle_steps
-from actionpiece.data.reader import Actions, Indices, Reader
+from actionpiece.data.reader import Actions, Indices, Reader, Start
 from actionpiece.data.split import Split, SplitRule
 from actionpiece.errors import ActionPieceError
 from actionpiece.space import PRESETS, ActionSpace
@@ -197,6 +197,15 @@ class Demos:
             texts = member.reader.tasks or [""] * len(member.reader.lengths)
             tasks.extend(texts[i] for i in member.episodes)
         return tasks
+
+    @property
+    def starts(self) -> list[Start | None]:
+        """For each episode where it began in the simulator, or None where its file does not say."""
+        starts: list[Start | None] = []
+        for member in self.members:
+            known = member.reader.starts()
+            starts.extend(None if known is None else known[i] for i in member.episodes)
+        return starts
 
     @property
     def licence(self) -> str:

@@ -17,7 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, as_rate, unreadable
+from actionpiece.data.reader import (
+    Actions,
+    Block,
+    Cache,
+    Reader,
+    Start,
+    as_actions,
+    as_lengths,
+    as_mask,
+    as_rate,
+    unreadable,
+)
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json
 
@@ -25,6 +36,7 @@ _V2_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 _V3_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _V3_COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
 _RANGE = ("dataset_from_index", "dataset_to_index")
+SIM_TASK, SIM_SEED = "sim.task", "sim.seed"  # columns of our own: where a recorded episode began
 
 
 @dataclass(frozen=True)
@@ -131,15 +143,27 @@ class LeRobotReader(Reader):
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """A boolean column of the episode metadata."""
-        rows = {
-            _whole(row, "episode_index", self._root): row for row in _episode_rows(self._root, ("episode_index", name))
-        }
-        if not all(name in row for row in rows.values()):
+        rows = self._metadata(name)
+        if rows is None:
             raise ActionPieceError(
                 f"{self._root}: the episode metadata has no '{name}', which its card names under keep"
             )
-        values = [rows[episode.index][name] for episode in self._episodes]
-        return as_mask(values, len(values), f"{self._root}: {name}")
+        return as_mask([row[name] for row in rows], len(rows), f"{self._root}: {name}")
+
+    def starts(self) -> list[Start] | None:
+        """What `actionpiece record` wrote into the episode metadata."""
+        rows = self._metadata(SIM_TASK, SIM_SEED)
+        if rows is None:
+            return None
+        return [Start(str(row[SIM_TASK]), _whole(row, SIM_SEED, self._root)) for row in rows]
+
+    def _metadata(self, *names: str) -> list[dict[str, Any]] | None:
+        """These columns of the metadata, by episode; None if one of them is missing."""
+        found = _episode_rows(self._root, ("episode_index", *names))
+        if not all(name in row for row in found for name in names):
+            return None
+        rows = {_whole(row, "episode_index", self._root): row for row in found}
+        return [rows[episode.index] for episode in self._episodes]
 
     def files(self) -> list[Path]:
         """Metadata and the data files that hold actions, in the order of the episodes."""

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from actionpiece.files import sha256_of
 Actions = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 Block = tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an episode that was recorded in a simulator began: its task there, and the seed of its start."""
+
+    task: str
+    seed: int
 
 
 class Reader(ABC):
@@ -54,6 +63,10 @@ class Reader(ABC):
     @abstractmethod
     def files(self) -> list[Path]:
         """Every file that the actions and their boundaries depend on, in a fixed order. Never a video."""
+
+    def starts(self) -> list[Start] | None:
+        """Where each episode began in the simulator; None when the data does not say, as most does not."""
+        return None
 
     def digest(self, *more: Path) -> str:
         """sha256 over `files()` and the files in `more`, read in small blocks."""

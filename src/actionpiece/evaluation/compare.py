@@ -16,6 +16,7 @@ import numpy as np
 
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
 from actionpiece.tokenizers import (
@@ -112,6 +113,21 @@ def fit(
     return tokenizer
 
 
+def ready(
+    contender: Contender,
+    demos: Demos,
+    training: Training,
+    *,
+    seed: int = 0,
+    progress: Callable[[float, str], None] | None = None,
+) -> ActionTokenizer:
+    """A contender's tokenizer: loaded, or fitted on the training episodes."""
+    if contender.folder is not None:
+        return load(contender.folder)
+    assert contender.kind is not None
+    return fit(contender.kind, demos, training, config=contender.config, seed=seed, progress=progress)
+
+
 def note_fit(tokenizer: ActionTokenizer, demos: Demos, seconds: float, device: str, *, side_by_side: int = 1) -> None:
     """Add to a tokenizer what it was fitted on, where and in what time."""
     data = demos.describe()
@@ -132,11 +148,14 @@ def compare(
     seed: int = 0,
     command: str = "",
     save: Path | None = None,
+    replays: int = 0,
+    workers: int = 2,
     progress: Progress = lambda name, fraction, what: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Score every contender on the same chunks. Returns the results and what the report draws of them.
 
     save: a folder under which the contenders that were fitted here are saved.
+    replays: also replay so many episodes of each task in the simulator, of the split that is scored; by `workers`.
     """
     if len({contender.name for contender in contenders}) < len(contenders):
         raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
@@ -154,23 +173,21 @@ def compare(
                 distance=training.distance,
                 horizon=protocol.horizon,
             )
+    chosen = replayable(demos, split=protocol.split, most=replays) if replays else []
     scores: list[Score] = []
+    tokenizers: dict[str, ActionTokenizer] = {}
     for contender in contenders:
         show = functools.partial(progress, contender.name)
-        if contender.folder is not None:
-            tokenizer = load(contender.folder)
-        else:
-            assert contender.kind is not None
-            tokenizer = fit(
-                contender.kind,
-                demos,
-                training,
-                config=contender.config,
-                seed=seed,
-                progress=lambda fraction, what, show=show: show(fraction / 2, what),  # type: ignore[misc]
-            )
-            if save is not None:
-                tokenizer.save_pretrained(save / _file_name(contender.name))
+        tokenizer = ready(
+            contender,
+            demos,
+            training,
+            seed=seed,
+            progress=lambda fraction, what, show=show: show(fraction / 2, what),  # type: ignore[misc]
+        )
+        if contender.folder is None and save is not None:
+            tokenizer.save_pretrained(save / _file_name(contender.name))
+        tokenizers[contender.name] = tokenizer
         scores.append(
             score(
                 tokenizer,
@@ -189,7 +206,15 @@ def compare(
         "environment": environment(),
         "rows": [scored.row for scored in scores],
     }
-    return results, drawings(data, scores)
+    pictures = drawings(data, scores)
+    if replays:
+        show = functools.partial(progress, contenders[-1].name)
+        replayed = replay(
+            demos, tokenizers, episodes=chosen, workers=workers, progress=lambda f, what: show(1.0, f"replay: {what}")
+        )
+        results["replay"] = replayed
+        pictures["filmstrip"] = filmstrip(replayed, demos, tokenizers)
+    return results, pictures
 
 
 def write_comparison(out: Path, results: dict[str, Any], pictures: dict[str, Any]) -> None:

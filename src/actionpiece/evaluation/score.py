@@ -93,7 +93,7 @@ class ScoringSet:
     @classmethod
     def of(cls, demos: Demos, training: Training, protocol: Protocol) -> ScoringSet:
         """Draw the chunks to score; the normaliser and the physical scales stay those of the training side."""
-        chunks = Chunks(demos, _episodes(demos, protocol.split), protocol.horizon)
+        chunks = Chunks(demos, split_episodes(demos, protocol.split), protocol.horizon)
         drawn = chunks.draw(protocol.n, protocol.seed)
         if len(drawn) <= protocol.k:
             raise ActionPieceError(
@@ -115,7 +115,8 @@ class ScoringSet:
         )
 
 
-def _episodes(demos: Demos, split: str) -> np.ndarray:
+def split_episodes(demos: Demos, split: str) -> np.ndarray:
+    """The episodes of a split by its name, in drawn order: test, validation, train or all."""
     if split == "all":
         return np.arange(len(demos))
     if split not in ("train", "validation", "test"):

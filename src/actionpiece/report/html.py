@@ -11,6 +11,7 @@ from typing import Any
 from actionpiece.errors import ActionPieceError
 from actionpiece.report.looks import looks, style_sheet
 from actionpiece.report.method import method
+from actionpiece.report.replay import replay_section
 from actionpiece.report.scores import score_table
 from actionpiece.report.summary import best_sentence, header_facts, title_of
 from actionpiece.report.text import esc
@@ -62,12 +63,16 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
 
     rows = results["rows"]
     shown = looks([row["name"] for row in rows])
+    replayed = {}
+    if "replay" in results:
+        replayed["replay"] = ("Replay in the simulator", replay_section(results["replay"], drawings.get("filmstrip")))
     sections = {
         "scores": ("Scores", score_table(rows, shown)),
         "tradeoff": ("Trade-off", pictures.tradeoff(rows, shown)),
         "groups": ("Errors in physical units", pictures.groups(rows, shown)),
         "spread": ("Spread over chunks", pictures.spread(drawings, shown)),
         "chunks": ("Example chunks", pictures.example_chunks(drawings, shown)),
+        **replayed,
         "codes": ("Codebook use", pictures.codes(rows, drawings, shown)),
         "method": ("How it was measured", method(results)),
     }
@@ -75,7 +80,7 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _PAGE.format(
         # The policy lets a browser run this one script and load nothing, whatever a name or a note may hold.
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         title=esc(title_of(results)),
         style=f"{style_sheet()}\n{_text('style.css')}",
         notice=_GENERATED if results["data"]["generated"] else "",

@@ -1,0 +1,1 @@
+"""The commands: each parses, calls one function and prints. `actionpiece.cli` puts them together."""

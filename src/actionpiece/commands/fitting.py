@@ -1,0 +1,83 @@
+"""`actionpiece fit NAME`: its flags are those of the tokenizer it names."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from actionpiece.commands.console import progress, say
+from actionpiece.options import DataOptions
+
+
+def fit_command(name: str) -> Callable[..., None]:
+    """The function behind `actionpiece fit NAME`, with the flags of that tokenizer's configuration."""
+    from actionpiece.tokenizers import KINDS, RECIPES, recipe
+
+    kind, default = recipe(name)
+
+    def command(
+        source: Any,
+        out: Path,
+        config: Any = default,
+        horizon: int = 8,
+        normalizer: Literal["minmax", "quantile", "meanstd", "identity"] = "minmax",
+        seed: int = 0,
+        device: str = "cpu",
+        resume: bool = False,
+    ) -> None:
+        from actionpiece.evaluation.compare import fit
+        from actionpiece.evaluation.score import Training
+        from actionpiece.files import check_replaceable
+        from actionpiece.tokenizers.saving import CONFIG
+        from actionpiece.training import is_first, leave
+
+        check_replaceable(out, CONFIG)  # better known now than after the fit
+        demos = source.open()
+        with progress() as show:
+            show(0.0, "reading demonstrations")
+            training = Training.of(demos, horizon)
+            tokenizer = fit(
+                kind,
+                demos,
+                training,
+                config=config,
+                normalizer=normalizer,
+                seed=seed,
+                run=out.with_name(f"{out.name}.run"),
+                resume=resume,
+                device=device,
+                progress=lambda fraction, what: show(fraction, f"{name}: {what}"),
+            )
+        leave()
+        if not is_first():  # several processes trained one tokenizer
+            return
+        tokenizer.save_pretrained(out)
+        say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
+        say(f"Next: {shlex.join(['actionpiece', 'eval', str(out), *source.flags()])}")
+
+    command.__annotations__ = {
+        "source": tyro.conf.OmitArgPrefixes[DataOptions],
+        "out": Path,
+        "config": tyro.conf.OmitArgPrefixes[type(default)],  # type: ignore[misc]
+        "horizon": int,
+        "normalizer": Literal["minmax", "quantile", "meanstd", "identity"],
+        "seed": int,
+        "device": str,
+        "resume": bool,
+        "return": None,
+    }
+    command.__doc__ = f"""Fit `{name}`: {(RECIPES.get(name) or KINDS[name])[2]}.
+
+    Args:
+        out: folder for the fitted tokenizer. Learned ones keep their log and checkpoint in OUT.run beside it.
+        horizon: steps of an action chunk.
+        normalizer: how columns are scaled before tokenizing; fitted on training episodes, saved with the tokenizer.
+        seed: of everything random in the fit.
+        device: where a learned tokenizer trains: cpu or cuda.
+        resume: go on from the checkpoint of a learned tokenizer's interrupted training.
+    """
+    return command

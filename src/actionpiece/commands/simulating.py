@@ -1,0 +1,173 @@
+"""`record`, `replay` and `rollout`: demonstrations, tokenizers and policies in the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.table import Table
+
+from actionpiece.commands.console import command_line, console, print_json, progress, say
+from actionpiece.errors import ActionPieceError
+from actionpiece.options import DataOptions
+from actionpiece.sim.command import record
+
+__all__ = ["record", "replay", "rollout"]
+
+
+def replay(
+    tokenizer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TOKENIZER [TOKENIZER ...]")],
+    source: tyro.conf.OmitArgPrefixes[DataOptions],
+    out: Path,
+    env: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK [TASK ...]")] = ("all",),
+    split: Literal["test", "validation", "train", "all"] = "test",
+    episodes: int = 50,
+    horizon: int = 8,
+    workers: int = 2,
+    seed: int = 0,
+    film: bool = False,
+    json: bool = False,
+) -> None:
+    """Execute demonstrations after encoding and decoding, from their own starts, and count what still succeeds.
+
+    Open loop, the raw commands first, all tokenizers from the same starts. The demonstrations must have been made by
+    `actionpiece record`, which writes down where each began. Run it again to go on after an interrupt.
+
+    Args:
+        tokenizer: folders of fitted tokenizers, names of those that come trained, or kinds to fit on the training
+            episodes (binning:bins=16).
+        out: folder for replay.json, the journal and the picture.
+        env: tasks to replay, or `all` that the data has.
+        split: which episodes of the data.
+        episodes: of each task, at most.
+        horizon: steps of a chunk, for tokenizers that are fitted here.
+        workers: processes side by side; about one for each core.
+        seed: of the fits.
+        film: draw a filmstrip of one failure beside the raw commands' success.
+        json: print the results as one JSON document and nothing else.
+    """
+    from actionpiece.evaluation.compare import Contender, ready
+    from actionpiece.evaluation.replay import replay as run
+    from actionpiece.evaluation.replay import replayable, write_replay
+    from actionpiece.evaluation.score import Training
+    from actionpiece.report.replay import show_replay
+
+    contenders = [Contender.parse(text) for text in tokenizer]
+    demos = source.open()
+    chosen = replayable(demos, tasks=None if env == ("all",) else env, split=split, most=episodes)
+    with progress() as show:
+        show(0.0, "reading demonstrations")
+        training = Training.of(demos, horizon)
+        tokenizers = {
+            contender.name: ready(
+                contender, demos, training, seed=seed, progress=lambda fraction, what: show(0.0, f"fitting: {what}")
+            )
+            for contender in contenders
+        }
+        results = run(
+            demos,
+            tokenizers,
+            episodes=chosen,
+            journal=out / "episodes.jsonl",
+            workers=workers,
+            progress=lambda fraction, what: show(fraction, f"replaying: {what}"),
+        )
+        results = {"command": command_line(), "split": split, "data": demos.describe(), **results}
+        show(1.0, "drawing" if film else "writing")
+        picture = write_replay(out, results, demos, tokenizers, film=film)
+    if json:
+        print_json(results)
+        return
+    show_replay(console, results)
+    say(f"Figures: {out / 'replay.json'}" + (f"   Filmstrip: {picture}" if picture else ""))
+
+
+def rollout(
+    policy: str,
+    env: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK [TASK ...]")],
+    out: Path,
+    episodes: int = 20,
+    repeats: int = 1,
+    execute: int = 8,
+    size: int = 128,
+    video: Literal["none", "failures", "all"] = "none",
+    workers: int = 2,
+    seed: int = 7,
+    against: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Let a policy do tasks in the simulator, closed loop, and count how often it succeeds.
+
+    Every episode is a line of OUT/episodes.jsonl. An episode that crashes is an error there, never a failure. Run it
+    again to go on after an interrupt, or to try crashed episodes once more.
+
+    Args:
+        policy: package.module:maker or path/to/file.py:maker; maker() returns an object with
+            act(observation) -> (H, 7) commands.
+        env: tasks by name, or `all` of robosuite's; LIBERO's are libero_object/0 and so on, or a whole suite.
+        out: folder for episodes.jsonl, results.json and videos.
+        episodes: starts of each task; they depend on seed and task alone, so that policies meet the same ones.
+        repeats: of each start.
+        execute: commands of a chunk that are executed before the policy looks again.
+        size: of the pictures it is shown, in pixels; 0 for none.
+        video: keep a GIF of no episode, of failures, or of all.
+        workers: processes side by side; about one for each core.
+        seed: of the starts.
+        against: the folder of another policy's rollout, for a paired test on the starts that both have.
+        json: print the results as one JSON document and nothing else.
+    """
+    from actionpiece.evaluation.episodes import Journal, claim
+    from actionpiece.evaluation.rollout import paired, summary
+    from actionpiece.evaluation.rollout import rollout as run
+    from actionpiece.evaluation.score import environment
+    from actionpiece.files import write_json
+    from actionpiece.sim.make import expand
+
+    if video != "none" and not size:
+        raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
+    tasks = expand(env)
+    other = None
+    if against is not None:
+        if not (against / "episodes.jsonl").is_file():
+            raise ActionPieceError(f"{against} holds no rollout: it has no episodes.jsonl")
+        other = list(Journal(against / "episodes.jsonl").lines.values())
+    claim(out, {"policy": policy, "execute": execute, "size": size, "seed": seed})
+    with progress() as show:
+        lines = run(
+            policy,
+            tasks,
+            out,
+            episodes=episodes,
+            repeats=repeats,
+            seed=seed,
+            execute=execute,
+            size=size,
+            video=video,
+            workers=workers,
+            progress=show,
+        )
+    results: dict[str, Any] = {"command": command_line(), "environment": environment(), **summary(lines)}
+    if other is not None:
+        results["against"] = {"folder": against.name if against else "", **paired(lines, other)}
+    write_json(out / "results.json", results)
+    if json:
+        print_json(results)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("task", "succeeded", "share", "95 % interval"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for name, share in {**results["tasks"], "all": results["overall"]}.items():
+        if share:
+            counts = f"{share['successes']} of {share['episodes']}"
+            table.add_row(name, counts, f"{share['success']:.1%}", f"{share['low']:.1%} to {share['high']:.1%}")
+    console.print(table)
+    if results["errors"]:
+        say(f"{results['errors']} episodes crashed and are not counted; run the command again to try them once more.")
+    if other is not None:
+        test = results["against"]
+        say(
+            f"On {test['starts']} starts that both have: {test['only_first']} only here, {test['only_second']} only in"
+            f" {test['folder']}; p = {test['p']:.3g} (exact McNemar)."
+        )
+    say(f"Episodes: {out / 'episodes.jsonl'}   Figures: {out / 'results.json'}")

@@ -1,0 +1,181 @@
+"""Episodes in a simulator, by several processes, a line of JSON each. What is finished is not done again.
+
+An episode that crashes is an error, kept apart from failures: its line says what happened, and the next run tries it
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.files import read_json, write_json, writing
+
+if TYPE_CHECKING:
+    from actionpiece.sim.environment import Environment
+
+Progress = Callable[[float, str], None]
+
+
+class Job(Protocol):
+    """What a process is given; it must be possible to pickle it. key: tells it from the others, in every run."""
+
+    @property
+    def key(self) -> str: ...
+
+
+class Journal:
+    """The lines of finished episodes, in a file that is only ever added to. None: in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.lines: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            for line in _whole_lines(path):
+                self.lines[line["key"]] = line
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Keep a line, on disk before anything else happens."""
+        self.lines[line["key"]] = line
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def has(self, key: str) -> bool:
+        """Whether this episode is finished; one that ended in an error is not."""
+        return key in self.lines and "error" not in self.lines[key]
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal. A last one that a kill cut short is taken out of the file."""
+    text = path.read_text()
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        with writing(path) as aside:
+            aside.write_text(whole + "\n" if whole else "")
+    lines = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ActionPieceError(f"{path}: line {number} is not JSON: {error}") from None
+        if not isinstance(value, dict) or not isinstance(value.get("key"), str):
+            raise ActionPieceError(f"{path}: line {number} is not of an episode")
+        lines.append(value)
+    return lines
+
+
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Make a folder the place of episodes with these settings; an error if it holds some with others."""
+    path = folder / "settings.json"
+    if path.is_file():
+        found = read_json(path)
+        different = [name for name in settings if not isinstance(found, dict) or found.get(name) != settings[name]]
+        if different:
+            raise ActionPieceError(
+                f"{folder} holds episodes with another {' and '.join(different)}; choose another folder or remove it"
+            )
+    elif (folder / "episodes.jsonl").exists():
+        raise ActionPieceError(
+            f"{folder} holds episodes, but no settings.json that says of what; choose another folder"
+        )
+    else:
+        write_json(path, settings)
+
+
+def run_episodes(
+    jobs: Sequence[Job],
+    work: Callable[[Any], dict[str, Any]],
+    *,
+    journal: Journal,
+    workers: int = 2,
+    progress: Progress = lambda fraction, what: None,
+) -> list[dict[str, Any]]:
+    """The lines of all jobs, in their order; those that the journal has are not done again.
+
+    work: a function of a module, called in another process with a job; what it returns becomes the line. Processes are
+    spawned, so a script that calls this needs `if __name__ == "__main__":`.
+    """
+    if workers < 1:
+        raise ActionPieceError(f"at least one worker is needed, not {workers}")
+    if len({job.key for job in jobs}) < len(jobs):
+        raise ActionPieceError("an episode is asked for twice")
+    left = [job for job in jobs if not journal.has(job.key)]
+
+    def say() -> None:
+        done = sum(journal.has(job.key) for job in jobs)
+        progress(done / max(len(jobs), 1), f"{done} of {len(jobs)} episodes")
+
+    say()
+    if left:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited; an environment is one core's work
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(workers, len(left)), context, _leave_with_parent) as pool:
+            waiting: dict[Future[dict[str, Any]], Job] = {pool.submit(_guarded, work, job): job for job in left}
+            try:
+                while waiting:
+                    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        journal.add({"key": waiting.pop(future).key, **future.result()})
+                        say()
+            except BrokenProcessPool:
+                raise ActionPieceError(
+                    "a process that ran an episode died (out of memory?); run the command again to go on"
+                ) from None
+            finally:
+                for future in waiting:
+                    future.cancel()
+    return [journal.lines[job.key] for job in jobs]
+
+
+def _guarded(work: Callable[[Any], dict[str, Any]], job: Job) -> dict[str, Any]:
+    try:
+        return work(job)
+    except Exception as error:  # noqa: BLE001  (whatever it is becomes the episode's error, never its failure)
+        last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return {"error": last, "traceback": traceback.format_exc()}
+
+
+def _leave_with_parent() -> None:
+    """A killed command must not leave processes behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+        threading.Thread(target=lambda: (wait_for([sentinel]), os._exit(1)), daemon=True).start()
+
+
+_kept: list[Environment] = []
+
+
+def environment(task: str, cameras: int = 0) -> Environment:
+    """This process's environment of a task; it is kept until another is asked for, since making one takes seconds."""
+    from actionpiece.sim.make import make
+
+    if _kept and (_kept[0].task.name != task or _kept[0]._cameras < cameras):
+        _kept.pop().close()
+    if not _kept:
+        _kept.append(make(task, cameras=cameras))
+    return _kept[0]
+
+
+def check_no_errors(lines: Sequence[dict[str, Any]]) -> None:
+    """Refuse to make a table of episodes some of which crashed."""
+    broken = [line for line in lines if "error" in line]
+    if broken:
+        raise ActionPieceError(
+            f"{len(broken)} of {len(lines)} episodes crashed, the first ({broken[0]['key']}) with"
+            f" {broken[0]['error']}; run the command again to try them once more"
+        )

@@ -1,0 +1,220 @@
+"""Rollouts: a policy looks, answers with a chunk of commands, some of them are executed, and it looks again.
+
+A policy is anything with `act(observation) -> (H, 7) commands`. The observation has the names that openpi's LIBERO
+clients use, so that a policy that is served elsewhere understands it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.episodes import Journal, Progress, environment, run_episodes
+from actionpiece.metrics.success import Paired, rate
+
+Video = Literal["none", "failures", "all"]
+
+
+class Policy(Protocol):
+    """What answers. It may also have `reset()`, called before an episode, and `cost()`, asked for after it."""
+
+    def act(self, observation: dict[str, Any]) -> np.ndarray:
+        """Commands (H, 7) for an observation.
+
+        `prompt`: the instruction; `observation/state`: (8,) float32, position, axis-angle, two finger joints;
+        `observation/image` and `observation/wrist_image`: (size, size, 3) uint8, upright, unless pictures are off.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode of a policy.
+
+    policy: what `load_policy` understands. execute: commands of a chunk that are executed before it looks again.
+    size: of the pictures it is shown, in pixels; 0: none. video: a GIF is kept of such episodes, in `folder`.
+    """
+
+    policy: str
+    task: str
+    seed: int
+    repeat: int
+    execute: int
+    size: int
+    video: Video = "none"
+    folder: Path | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the episode; another policy has a journal of its own."""
+        return f"{self.task} seed {self.seed} repeat {self.repeat}"
+
+
+@functools.cache
+def load_policy(text: str) -> Policy:
+    """A policy from `package.module:maker` or `path/to/file.py:maker`, where maker() makes one; once per process."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise ActionPieceError(f"'{text}' names no policy: write package.module:maker or path/to/file.py:maker")
+    try:
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise ActionPieceError(f"{place} does not exist")
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        maker = getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise ActionPieceError(f"the policy '{text}' cannot be loaded: {error}") from None
+    policy = maker()
+    if not callable(getattr(policy, "act", None)):
+        raise ActionPieceError(f"what '{text}' makes has no act(observation), so it is no policy")
+    answer: Policy = policy
+    return answer
+
+
+def rollout(
+    policy: str,
+    tasks: Sequence[str],
+    out: Path,
+    *,
+    episodes: int,
+    repeats: int = 1,
+    seed: int = 7,
+    execute: int = 8,
+    size: int = 128,
+    video: Video = "none",
+    workers: int = 2,
+    progress: Progress = lambda fraction, what: None,
+) -> list[dict[str, Any]]:
+    """Run a policy `repeats` times from `episodes` starts of each task; a line for each, kept in OUT/episodes.jsonl.
+
+    The starts depend on seed and task alone, so that policies meet the same ones. Run it again to go on.
+    """
+    from actionpiece.sim.make import task as find
+
+    for name, least in (("episodes", episodes), ("repeats", repeats), ("execute", execute)):
+        if least < 1:
+            raise ActionPieceError(f"{name} must be at least 1, not {least}")
+    load_policy(policy)  # a mistake in its name is better known now
+    jobs = [
+        Rollout(policy, find(task).name, start_seed(seed, find(task).name, k), repeat, execute, size, video, out)
+        for task in tasks
+        for k in range(episodes)
+        for repeat in range(repeats)
+    ]
+    return run_episodes(jobs, run, journal=Journal(out / "episodes.jsonl"), workers=workers, progress=progress)
+
+
+def start_seed(seed: int, task: str, number: int) -> int:
+    """The seed of a start. LIBERO's initial states are counted through, as its protocol does; others are drawn."""
+    if task.startswith("libero"):
+        return number
+    base = int.from_bytes(hashlib.sha256(f"rollout {seed} {task}".encode()).digest()[:4], "big")
+    return (base + number) % 2**32
+
+
+def run(job: Rollout) -> dict[str, Any]:
+    """One episode, in a worker."""
+    began = time.perf_counter()
+    env = environment(job.task, cameras=job.size)
+    policy = load_policy(job.policy)
+    if hasattr(policy, "reset"):
+        policy.reset()
+    env.reset(job.seed)
+    instructions = env.task.instructions
+    instruction = instructions[job.repeat % len(instructions)]
+    frames: list[np.ndarray] = []
+    steps, calls, success = 0, 0, False
+    while steps < env.task.max_steps and not success:
+        observation = observe(env, instruction, job.size)
+        if job.video != "none" and job.size:
+            frames.append(observation["observation/image"])
+        chunk = np.asarray(policy.act(observation), np.float32)
+        if chunk.ndim != 2 or chunk.shape[1] != 7 or not len(chunk) or not np.isfinite(chunk).all():
+            raise ActionPieceError(f"the policy answered with {chunk.shape}, not with finite commands (H, 7)")
+        calls += 1
+        for command in chunk[: job.execute]:
+            env.step(command)
+            steps += 1
+            success = env.success
+            if success or steps >= env.task.max_steps:
+                break
+    line: dict[str, Any] = {
+        "task": job.task,
+        "category": job.task.split("/")[0] if "/" in job.task else "robosuite",
+        "instruction": instruction,
+        "seed": job.seed,
+        "repeat": job.repeat,
+        "success": success,
+        "steps": steps,
+        "calls": calls,
+        "cost": float(policy.cost()) if hasattr(policy, "cost") else None,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if frames and job.folder is not None and (job.video == "all" or not success):
+        frames.append(env.picture("agent", job.size))
+        line["video"] = save_gif(job.folder / "videos" / f"{job.key.replace('/', '.').replace(' ', '-')}.gif", frames)
+    return line
+
+
+def observe(env: Any, instruction: str, size: int) -> dict[str, Any]:
+    """What a policy is shown."""
+    observation: dict[str, Any] = {"prompt": instruction, "observation/state": env.state}
+    if size:
+        observation["observation/image"] = env.picture("agent", size)
+        observation["observation/wrist_image"] = env.picture("wrist", size)
+    return observation
+
+
+def save_gif(path: Path, frames: Sequence[np.ndarray]) -> str:
+    """Write pictures as a GIF, one for each look of the policy; returns its name beside the journal."""
+    from PIL import Image
+
+    from actionpiece.files import writing
+
+    pictures = [Image.fromarray(frame) for frame in frames]
+    with writing(path) as aside:
+        pictures[0].save(aside, "gif", save_all=True, append_images=pictures[1:], duration=200, loop=0)
+    return f"{path.parent.name}/{path.name}"
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rates with intervals, over all episodes, by category and by task; crashed episodes are counted apart."""
+    good = [line for line in lines if "error" not in line]
+    results: dict[str, Any] = {"errors": len(lines) - len(good), "overall": None, "categories": {}, "tasks": {}}
+    if good:
+        results["overall"] = rate([line["success"] for line in good])
+        for group, key in (("categories", "category"), ("tasks", "task")):
+            for value in dict.fromkeys(line[key] for line in good):
+                results[group][value] = rate([line["success"] for line in good if line[key] == value])
+        results["mean_steps"] = float(np.mean([line["steps"] for line in good]))
+        costs = [line["cost"] for line in good if line["cost"] is not None]
+        results["mean_cost"] = float(np.mean(costs)) if costs else None
+    return results
+
+
+def paired(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Two policies on the starts that both have finished."""
+    ours, theirs = (
+        {line["key"]: line["success"] for line in lines if "error" not in line} for lines in (first, second)
+    )
+    shared = [key for key in ours if key in theirs]
+    if not shared:
+        raise ActionPieceError("the two rollouts have no finished start in common; use the same tasks and seed")
+    return dataclasses.asdict(Paired.of([ours[key] for key in shared], [theirs[key] for key in shared]))
