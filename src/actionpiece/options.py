@@ -18,7 +18,8 @@ class DataOptions:
     """Which demonstrations, and what their columns mean.
 
     Attributes:
-        data: one or more npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
+        data: one or more npz or HDF5 files, LeRobot folders, folders of these, or the word `recorded`: demonstrations
+            that come with the package.
         space: libero, vla_arena, bridge, droid, aloha, robosuite, joints:N, or a JSON file. Not needed when a data
             card says it.
         action_key: name of the action column or dataset, where it is not the usual one.

@@ -73,7 +73,8 @@ def data_info(
     """Look at demonstrations before trusting them: episodes, ranges, rate, and columns that look wrong.
 
     Args:
-        data: npz or HDF5 files, LeRobot folders, folders of these, or the word `generated`.
+        data: npz or HDF5 files, LeRobot folders, folders of these, or the word `recorded`: demonstrations
+            that come with the package.
         space: action space; with it grippers and idle steps can be judged.
         action_key: name of the action column or dataset.
         json: print one JSON document and nothing else.

@@ -32,7 +32,8 @@ def replay(
     """Execute demonstrations after encoding and decoding, from their own starts, and count what still succeeds.
 
     Open loop, the raw commands first, all tokenizers from the same starts. The demonstrations must have been made by
-    `actionpiece record`, which writes down where each began. Run it again to go on after an interrupt.
+    `actionpiece record`, which writes down where each began; `--data recorded` has some of every task. Run it again to
+    go on after an interrupt.
 
     Args:
         tokenizer: folders of fitted tokenizers, names of those that come trained, or kinds to fit on the training

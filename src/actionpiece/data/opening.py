@@ -14,6 +14,8 @@ from actionpiece.data.reader import Cache, Reader, natural_key
 from actionpiece.errors import ActionPieceError
 from actionpiece.space import ActionSpace
 
+RECORDED = "recorded"
+_EMBEDDED = Path(__file__).parent / RECORDED
 _SUFFIXES = (".npz", ".hdf5", ".h5")
 _KNOWN = "an .npz, .hdf5 or .h5 file, a LeRobot folder, or a folder of these"
 
@@ -24,7 +26,10 @@ def open_demos(
     action_key: str | None = None,
     drop_idle: float | None = None,
 ) -> Demos:
-    """Open demonstrations: npz, robomimic/LIBERO/ALOHA HDF5, LeRobot v2.1 and v3.0, folders of them, or `generated`.
+    """Open demonstrations: npz, robomimic/LIBERO/ALOHA HDF5, LeRobot v2.1 and v3.0, folders of them.
+
+    The word `recorded` opens those that come with the package, which scripts recorded in a simulator; `generated`
+    makes some that no robot has executed.
 
     Only metadata is read (npz files, which are compressed as a whole, excepted); episodes are read when asked for,
     and at most about 512 MB of decoded actions stay in memory. A card beside a file (`<stem>.json`) or in a LeRobot
@@ -35,21 +40,21 @@ def open_demos(
     drop_idle: leave out steps within this distance of rest, in raw units; needs an action space.
     """
     if not paths:
-        raise ActionPieceError(f"no demonstrations were named: give {_KNOWN}, or '{GENERATED}'")
+        raise ActionPieceError(f"no demonstrations were named: give {_KNOWN}, or '{RECORDED}'")
     cache = Cache()
     members: list[Member] = []
     for text in paths:
         if str(text) == GENERATED:
             members.append(_generated())
             continue
-        for path, label in _find(Path(text)):
+        for path, label in [(_EMBEDDED, RECORDED)] if str(text) == RECORDED else _find(Path(text)):
             reader, card = _read(path, cache, action_key)
             members.append(Member.of(reader, card, label))
     where = [member.where for member in members]
     if len(set(where)) < len(where):  # the copies would end up on both sides of the split
         raise ActionPieceError(f"{next(w for w in where if where.count(w) > 1)} was named twice")
     resolved = ActionSpace.resolve(space) if isinstance(space, str) else space
-    names = [GENERATED if str(text) == GENERATED else _short(Path(text)) for text in paths]
+    names = [str(text) if str(text) in (GENERATED, RECORDED) else _short(Path(text)) for text in paths]
     return Demos("+".join(dict.fromkeys(names)), members, resolved, drop_idle)
 
 

@@ -6,22 +6,29 @@ world's axes, gripper -1 open, +1 closed: the action space `libero`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
+from actionpiece.sim.rendering import Renderer, choose_backend, make_importable
 from actionpiece.sim.tasks import Task
 
 RATE = 20.0
+CAMERAS = {"agent": "agentview", "wrist": "robot0_eye_in_hand"}  # ours: robosuite's
 _GRIP_SITE = "gripper0_grip_site"
+_SEEN = 1  # the group of geoms that robosuite means to be looked at
 
 
 def _robosuite() -> Any:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one environment is one core's work
+    for threads in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # the second is Mesa's software renderer
+        os.environ.setdefault(threads, "1")  # one environment is one core's work
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # a missing private macro file is no news
+    make_importable()
     try:
         import robosuite
     except ImportError as error:
@@ -29,29 +36,49 @@ def _robosuite() -> Any:
     return robosuite
 
 
-class Environment:
-    """A task in the simulator. The same seed gives the same start.
+@contextlib.contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
+    """robosuite 1.4 draws from numpy's global generator: seed it for a while, and leave the caller's state alone."""
+    kept = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(kept)
 
-    cameras: side of the square pictures, in pixels; 0: no renderer is made.
+
+class Environment:
+    """A task in the simulator. The same seed gives the same start, in this environment and in any other of the task.
+
+    cameras: side of the largest square picture, in pixels; 0: no renderer is made.
     """
 
+    _cameras = 0
+    _renderer: Renderer | None = None
+
     def __init__(self, task: Task, *, cameras: int = 0) -> None:
+        if cameras:
+            choose_backend()  # before mujoco is imported
         robosuite = _robosuite()
         self.task = task
-        self._env: Any = robosuite.make(
-            task.environment,
-            robots="Panda",
-            controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
-            has_renderer=False,
-            has_offscreen_renderer=cameras > 0,
-            use_camera_obs=False,
-            control_freq=RATE,
-            horizon=task.max_steps,
-            ignore_done=True,
-            hard_reset=False,
-            **task.settings,
-        )
+        self._cameras = cameras
+        with _drawing_from(0):  # robosuite draws the sizes of objects when it builds a model
+            self._env: Any = robosuite.make(
+                task.environment,
+                robots="Panda",
+                controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+                has_renderer=False,
+                has_offscreen_renderer=False,  # ours is faster, and reads only
+                use_camera_obs=False,
+                control_freq=RATE,
+                horizon=task.max_steps,
+                ignore_done=True,
+                hard_reset=False,
+                **task.settings,
+            )
         self._grip = self._env.sim.model.site_name2id(_GRIP_SITE)
+        if cameras:
+            self._ready_renderer()  # what cannot draw says so now
 
     @property
     def raw(self) -> Any:
@@ -60,12 +87,8 @@ class Environment:
 
     def reset(self, seed: int) -> None:
         """A fresh start, decided by the seed alone."""
-        kept = np.random.get_state()
-        np.random.seed(seed)  # robosuite 1.4 draws placements from numpy's global generator
-        try:
+        with _drawing_from(seed):
             self._env.reset()
-        finally:
-            np.random.set_state(kept)
         # robosuite keeps how far the fingers were told to close; the next episode must not feel the last one.
         self._env.robots[0].gripper.current_action[:] = 0.0
 
@@ -102,7 +125,30 @@ class Environment:
         position: np.ndarray = self._env.sim.data.site_xpos[self._env.sim.model.site_name2id(name)].copy()
         return position
 
+    def picture(self, camera: str, size: int) -> np.ndarray:
+        """What the `agent` (facing the robot) or the `wrist` camera sees now: upright, uint8 (size, size, 3)."""
+        if camera not in CAMERAS:
+            raise ActionPieceError(f"there is no camera '{camera}'; there are {', '.join(CAMERAS)}")
+        if not 0 < size <= self._cameras:
+            raise ActionPieceError(
+                f"a picture of {size} pixels was asked for, but this environment was made with cameras={self._cameras}"
+            )
+        return self._ready_renderer().draw(self._env.sim.data._data, CAMERAS[camera], size)
+
+    def _ready_renderer(self) -> Renderer:
+        model = self._env.sim.model._model
+        if self._renderer is None or self._renderer.model is not model:  # a hard reset makes a new model
+            if self._renderer is not None:
+                self._renderer.close()
+            self._renderer = Renderer(model, self._cameras)
+            self._renderer.show_only(_SEEN)
+        return self._renderer
+
     def close(self) -> None:
+        """Give back what the simulator and the graphics driver hold."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
         self._env.close()
 
 

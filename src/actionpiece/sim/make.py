@@ -1,10 +1,8 @@
-"""One door to both simulators: tasks by name, robosuite's own and LIBERO's, their environments and demonstrators."""
+"""One door to both simulators: tasks by name, robosuite's own and LIBERO's, and their environments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.sim import libero_tasks, tasks
@@ -41,17 +39,6 @@ def make(name: str, *, cameras: int = 0) -> Environment:
 
         return LiberoEnvironment(found, cameras=cameras)
     return Environment(found, cameras=cameras)
-
-
-def demonstration(env: Environment, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The commands (7,) of a scripted demonstration; the caller executes each before asking for the next."""
-    if libero_tasks.is_libero(env.task.name):
-        from actionpiece.sim.libero_demonstrator import demonstrate_libero
-
-        return demonstrate_libero(env, rng)
-    from actionpiece.sim.demonstrator import demonstrate
-
-    return demonstrate(env, rng)
 
 
 def picture_note(name: str) -> str | None:

@@ -85,6 +85,17 @@ TASKS: dict[str, Task] = {
             ),
             350,
         ),
+        Task(
+            "door",
+            "Door",
+            (
+                "open the door",
+                "press the handle down and open the door",
+                "turn the handle and pull the door open",
+                "use the handle to open the door",
+            ),
+            300,
+        ),
     )
 }
 
