@@ -26,7 +26,7 @@ def demos() -> Demos:
 
 def binning(demos: Demos, bins: int, horizon: int = 8) -> BinningTokenizer:
     chunks = Chunks(demos, demos.split().train, horizon).sample(500)
-    return BinningTokenizer.fit(chunks, demos.space, BinningConfig(bins=bins))
+    return BinningTokenizer.fit(chunks, demos.space, BinningConfig(bins=bins), normalizer="identity")
 
 
 def test_an_episode_of_any_length_is_reconstructed_chunk_by_chunk(demos: Demos) -> None:

@@ -54,7 +54,7 @@ _INFO_KEYS: dict[str, type | tuple[type, ...]] = {
     "video_path": (str, type(None)),
     "features": dict,
 }
-_WHOLE = (
+WHOLE = (
     "episode_index",
     "length",
     "data/chunk_index",
@@ -180,7 +180,7 @@ def _check_episodes(root: Path, info: dict[str, Any], tasks: dict[str, int], fou
         table = found.attempt(pq.read_table, file)
         if table is None:
             return []
-        right = dict.fromkeys(_WHOLE, pa.types.is_int64) | {"tasks": _is_list_of_text}
+        right = dict.fromkeys(WHOLE, pa.types.is_int64) | {"tasks": _is_list_of_text}
         if not all([_has(table, column, test, name, found) for column, test in right.items()]):  # noqa: C419  (name all)
             return []
         some = table.select(list(right)).to_pylist()

@@ -29,6 +29,7 @@ from actionpiece.data.lerobot_layout import (
     STATS,
     TASKS,
     VERSION,
+    WHOLE,
     check_layout,
 )
 from actionpiece.data.lerobot_stats import picture_statistics, statistics
@@ -40,17 +41,7 @@ __all__ = ["About", "Episode", "Written", "check_layout", "write_lerobot"]
 
 
 Picture = bytes | None
-_OWN = {
-    "episode_index",
-    "tasks",
-    "length",
-    "data/chunk_index",
-    "data/file_index",
-    "dataset_from_index",
-    "dataset_to_index",
-    "meta/episodes/chunk_index",
-    "meta/episodes/file_index",
-}
+_OWN = {"tasks", *WHOLE}
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,14 @@ def _table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def show_replay(console: Console, results: dict[str, Any]) -> None:
-    """Print the table."""
-    heads, lines = _table(results)
+    """Print the table, a column for each contender: there are often more tasks than fit beside each other."""
+    (first, *heads), lines = _table(results)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in heads:
-        table.add_column(heading, justify="left" if heading == heads[0] else "right")
-    for name, *figures in lines:
-        table.add_row(Text(plain(name)), *figures)
+    table.add_column(first)
+    for name, *_ in lines:
+        table.add_column(Text(plain(name)), justify="right", overflow="fold")
+    for number, heading in enumerate(heads, 1):
+        table.add_row(Text(heading), *(line[number] for line in lines))
     console.print(table)
 
 

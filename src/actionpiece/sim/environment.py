@@ -24,7 +24,8 @@ _GRIP_SITE = "gripper0_grip_site"
 _SEEN = 1  # the group of geoms that robosuite means to be looked at
 
 
-def _robosuite() -> Any:
+def load_robosuite() -> Any:
+    """robosuite, quiet and on one core; an error that names the extra where it is not installed."""
     for threads in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # the second is Mesa's software renderer
         os.environ.setdefault(threads, "1")  # one environment is one core's work
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # a missing private macro file is no news
@@ -37,8 +38,8 @@ def _robosuite() -> Any:
 
 
 @contextlib.contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """robosuite 1.4 draws from numpy's global generator: seed it for a while, and leave the caller's state alone."""
+def drawing_from(seed: int | list[int]) -> Iterator[None]:
+    """robosuite and LIBERO draw from numpy's global generator: seed it for a while, and give the caller's back."""
     kept = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -59,10 +60,10 @@ class Environment:
     def __init__(self, task: Task, *, cameras: int = 0) -> None:
         if cameras:
             choose_backend()  # before mujoco is imported
-        robosuite = _robosuite()
+        robosuite = load_robosuite()
         self.task = task
         self._cameras = cameras
-        with _drawing_from(0):  # robosuite draws the sizes of objects when it builds a model
+        with drawing_from(0):  # robosuite draws the sizes of objects when it builds a model
             self._env: Any = robosuite.make(
                 task.environment,
                 robots="Panda",
@@ -87,7 +88,7 @@ class Environment:
 
     def reset(self, seed: int) -> None:
         """A fresh start, decided by the seed alone."""
-        with _drawing_from(seed):
+        with drawing_from(seed):
             self._env.reset()
         # robosuite keeps how far the fingers were told to close; the next episode must not feel the last one.
         self._env.robots[0].gripper.current_action[:] = 0.0

@@ -7,14 +7,12 @@ neither figures made of them nor policies that look at them are comparable with 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.sim.environment import RATE, Environment, _robosuite
+from actionpiece.sim.environment import RATE, Environment, drawing_from, load_robosuite
 from actionpiece.sim.libero_files import initial_states, libero, problem_file
 from actionpiece.sim.libero_tasks import PROTOCOL
 from actionpiece.sim.rendering import choose_backend
@@ -37,13 +35,13 @@ class LiberoEnvironment(Environment):
     def __init__(self, task: Task, *, cameras: int = 0) -> None:
         if cameras:
             choose_backend()  # before mujoco is imported
-        robosuite = _robosuite()
+        robosuite = load_robosuite()
         package = libero()
         problem = str(problem_file(task))
         kind = package.parser.get_problem_info(problem)["problem_name"]
         self.task = task
         self._cameras = cameras
-        with _drawing_with(PROTOCOL.seed):
+        with drawing_from(PROTOCOL.seed):
             self._env: Any = package.problems[kind](
                 problem,
                 robots=["Panda"],
@@ -72,7 +70,7 @@ class LiberoEnvironment(Environment):
         env = self._env
         # Initial states hold what can move. Where stove and cabinet stand (within 2 cm) is drawn anew; published code
         # seeds that once and lets it run on, which would make a start depend on those before it.
-        with _drawing_with([PROTOCOL.seed, seed]):
+        with drawing_from([PROTOCOL.seed, seed]):
             for attempt in range(_ATTEMPTS):
                 try:
                     env.reset()
@@ -105,14 +103,3 @@ class LiberoEnvironment(Environment):
             (PROTOCOL.resize, PROTOCOL.resize), Image.Resampling.LANCZOS
         )
         return np.asarray(resized)
-
-
-@contextlib.contextmanager
-def _drawing_with(seed: int | list[int]) -> Iterator[None]:
-    """Seed numpy's global generator, from which LIBERO draws, and give the caller's back."""
-    kept = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(kept)
