@@ -140,6 +140,30 @@ class TestInTheSimulator:
         assert json.loads((tmp_path / "replay.json").read_text())["rows"] == results["rows"]
         assert results["rows"][1]["successes"] == 0  # a hand that is never still does not lift anything
 
+    def test_a_comparison_with_replay_shows_it_in_the_report(self, tmp_path: Path) -> None:
+        from actionpiece.sim.recording import record
+
+        record(["lift"], 3, tmp_path / "lift", workers=1)
+        flags = [
+            "--tokenizers",
+            "binning:bins=2",
+            "--n",
+            "60",
+            "--k",
+            "8",
+            "--replay",
+            "5",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        run(["compare", "--data", str(tmp_path / "lift"), *flags])
+        results = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert [row["episodes"] for row in results["replay"]["rows"]] == [1, 1]
+        assert results["replay"]["rows"][0]["successes"] == 1
+        page = (tmp_path / "out" / "report.html").read_text()
+        assert "Replay in the simulator" in page
+        assert 'src="data:image/png;base64,' in page or "No pictures: " in page
+
 
 def test_what_cannot_be_replayed_is_said(demos: Demos) -> None:
     fine = {"fine": binning(demos, 100)}
