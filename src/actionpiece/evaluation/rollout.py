@@ -63,10 +63,19 @@ class Rollout:
 
 @functools.cache
 def load_policy(text: str) -> Policy:
-    """A policy from `package.module:maker` or `path/to/file.py:maker`, where maker() makes one; once per process."""
+    """A policy from `package.module:maker` or `path/to/file.py:maker`, where maker() makes one; once per process.
+
+    Or a server that speaks openpi's protocol, by its address: ws://host:port.
+    """
+    if text.startswith(("ws://", "wss://")):
+        from actionpiece.policy.client import RemotePolicy
+
+        return RemotePolicy(text)
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise ActionPieceError(f"'{text}' names no policy: write package.module:maker or path/to/file.py:maker")
+        raise ActionPieceError(
+            f"'{text}' names no policy: write package.module:maker, path/to/file.py:maker or ws://host:port"
+        )
     try:
         if place.endswith(".py"):
             if not Path(place).is_file():
