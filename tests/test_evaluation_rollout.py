@@ -144,6 +144,8 @@ def test_the_command_prints_and_writes(
         run(["rollout", *flags, "--out", str(tmp_path / "a"), "--execute", "4"])
     with pytest.raises(ActionPieceError, match="no task 'fly'"):
         run(["rollout", "--policy", f"{policies}:Reach", "--env", "fly", "--out", str(tmp_path / "b")])
+    with pytest.raises(ActionPieceError, match="as published are LIBERO's"):
+        run(["rollout", *flags, "--out", str(tmp_path / "b"), "--published"])
     with pytest.raises(ActionPieceError, match="a video needs pictures"):
         run(["rollout", *flags, "--out", str(tmp_path / "c"), "--video", "all"])
     assert not (tmp_path / "c").exists()

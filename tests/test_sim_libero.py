@@ -19,7 +19,8 @@ import pytest
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.sim import libero_files, libero_tasks
-from actionpiece.sim.demonstrator import demonstrate, make, picture_note, task, task_names
+from actionpiece.sim.demonstrator import demonstrate
+from actionpiece.sim.make import make, picture_note, task, task_names
 from actionpiece.sim.shapes import Boxes, width
 
 
@@ -253,3 +254,21 @@ def test_pictures_are_upright_and_published_ones_mirrored(butter: Any) -> None:
     assert brown(published) < 0.45
     assert picture_note("lift") is None
     assert (picture_note("libero_object/6") is not None) == libero_files.stand_ins()
+
+
+@needs_libero
+@pytest.mark.slow
+def test_a_policy_is_shown_what_published_ones_see(tmp_path: Path) -> None:
+    from actionpiece.evaluation.rollout import Rollout
+    from actionpiece.evaluation.rollout import run as run_one
+
+    (tmp_path / "still.py").write_text(
+        "import numpy as np\n"
+        "class Still:\n"
+        "    def act(self, observation):\n"
+        "        assert observation['observation/image'].shape == (224, 224, 3)\n"
+        "        assert observation['prompt'] == 'pick up the butter and place it in the basket'\n"
+        "        return np.zeros((140, 7), np.float32)\n"
+    )
+    line = run_one(Rollout(f"{tmp_path}/still.py:Still", "libero_object/6", 0, 0, execute=140, size=0, published=True))
+    assert (line["category"], line["success"], line["steps"], line["calls"]) == ("libero_object", False, 280, 2)

@@ -92,6 +92,7 @@ def rollout(
     repeats: int = 1,
     execute: int = 8,
     size: int = 128,
+    published: bool = False,
     video: Literal["none", "failures", "all"] = "none",
     workers: int = 2,
     seed: int = 7,
@@ -112,6 +113,7 @@ def rollout(
         repeats: of each start.
         execute: commands of a chunk that are executed before the policy looks again.
         size: of the pictures it is shown, in pixels; 0 for none.
+        published: show LIBERO's pictures as published policies see them: 256 pixels, half a turn, resized to 224.
         video: keep a GIF of no episode, of failures, or of all.
         workers: processes side by side; about one for each core.
         seed: of the starts.
@@ -125,7 +127,7 @@ def rollout(
     from actionpiece.files import write_json
     from actionpiece.sim.make import expand
 
-    if video != "none" and not size:
+    if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
     tasks = expand(env)
     other = None
@@ -133,7 +135,7 @@ def rollout(
         if not (against / "episodes.jsonl").is_file():
             raise ActionPieceError(f"{against} holds no rollout: it has no episodes.jsonl")
         other = list(Journal(against / "episodes.jsonl").lines.values())
-    claim(out, {"policy": policy, "execute": execute, "size": size, "seed": seed})
+    claim(out, {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed})
     with progress() as show:
         lines = run(
             policy,
@@ -144,6 +146,7 @@ def rollout(
             seed=seed,
             execute=execute,
             size=size,
+            published=published,
             video=video,
             workers=workers,
             progress=show,

@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -164,11 +165,17 @@ def environment(task: str, cameras: int = 0) -> Environment:
     """This process's environment of a task; it is kept until another is asked for, since making one takes seconds."""
     from actionpiece.sim.make import make
 
-    if _kept and (_kept[0].task.name != task or _kept[0]._cameras < cameras):
+    if _kept and (_kept[0].task.name != task or _kept[0].cameras < cameras):
         _kept.pop().close()
     if not _kept:
         _kept.append(make(task, cameras=cameras))
     return _kept[0]
+
+
+@atexit.register
+def _close() -> None:
+    while _kept:  # a renderer that is let go of after its library complains
+        _kept.pop().close()
 
 
 def check_no_errors(lines: Sequence[dict[str, Any]]) -> None:

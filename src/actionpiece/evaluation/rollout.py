@@ -22,6 +22,7 @@ import numpy as np
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.episodes import Journal, Progress, environment, run_episodes
 from actionpiece.metrics.success import Paired, rate
+from actionpiece.sim.libero_tasks import PROTOCOL
 
 Video = Literal["none", "failures", "all"]
 
@@ -43,7 +44,8 @@ class Rollout:
     """One episode of a policy.
 
     policy: what `load_policy` understands. execute: commands of a chunk that are executed before it looks again.
-    size: of the pictures it is shown, in pixels; 0: none. video: a GIF is kept of such episodes, in `folder`.
+    size: of the pictures it is shown, in pixels; 0: none. published: show LIBERO's as published policies see them.
+    video: a GIF is kept of such episodes, in `folder`.
     """
 
     policy: str
@@ -52,6 +54,7 @@ class Rollout:
     repeat: int
     execute: int
     size: int
+    published: bool = False
     video: Video = "none"
     folder: Path | None = None
 
@@ -107,6 +110,7 @@ def rollout(
     seed: int = 7,
     execute: int = 8,
     size: int = 128,
+    published: bool = False,
     video: Video = "none",
     workers: int = 2,
     progress: Progress = lambda fraction, what: None,
@@ -114,16 +118,21 @@ def rollout(
     """Run a policy `repeats` times from `episodes` starts of each task; a line for each, kept in OUT/episodes.jsonl.
 
     The starts depend on seed and task alone, so that policies meet the same ones. Run it again to go on.
+    published: for LIBERO's tasks, pictures of the published size and orientation, whatever `size` says.
     """
+    from actionpiece.sim.libero_tasks import is_libero
     from actionpiece.sim.make import task as find
 
     for name, least in (("episodes", episodes), ("repeats", repeats), ("execute", execute)):
         if least < 1:
             raise ActionPieceError(f"{name} must be at least 1, not {least}")
+    names = [find(task).name for task in tasks]
+    if published and not all(map(is_libero, names)):
+        raise ActionPieceError("pictures as published are LIBERO's; robosuite's own tasks have none")
     load_policy(policy)  # a mistake in its name is better known now
     jobs = [
-        Rollout(policy, find(task).name, start_seed(seed, find(task).name, k), repeat, execute, size, video, out)
-        for task in tasks
+        Rollout(policy, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)
+        for task in names
         for k in range(episodes)
         for repeat in range(repeats)
     ]
@@ -141,7 +150,7 @@ def start_seed(seed: int, task: str, number: int) -> int:
 def run(job: Rollout) -> dict[str, Any]:
     """One episode, in a worker."""
     began = time.perf_counter()
-    env = environment(job.task, cameras=job.size)
+    env = environment(job.task, cameras=PROTOCOL.render if job.published else job.size)
     policy = load_policy(job.policy)
     if hasattr(policy, "reset"):
         policy.reset()
@@ -151,8 +160,8 @@ def run(job: Rollout) -> dict[str, Any]:
     frames: list[np.ndarray] = []
     steps, calls, success = 0, 0, False
     while steps < env.task.max_steps and not success:
-        observation = observe(env, instruction, job.size)
-        if job.video != "none" and job.size:
+        observation = observe(env, instruction, job.size, published=job.published)
+        if job.video != "none" and "observation/image" in observation:
             frames.append(observation["observation/image"])
         chunk = np.asarray(policy.act(observation), np.float32)
         if chunk.ndim != 2 or chunk.shape[1] != 7 or not len(chunk) or not np.isfinite(chunk).all():
@@ -177,17 +186,18 @@ def run(job: Rollout) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - began, 3),
     }
     if frames and job.folder is not None and (job.video == "all" or not success):
-        frames.append(env.picture("agent", job.size))
+        frames.append(observe(env, instruction, job.size, published=job.published)["observation/image"])
         line["video"] = save_gif(job.folder / "videos" / f"{job.key.replace('/', '.').replace(' ', '-')}.gif", frames)
     return line
 
 
-def observe(env: Any, instruction: str, size: int) -> dict[str, Any]:
+def observe(env: Any, instruction: str, size: int, *, published: bool = False) -> dict[str, Any]:
     """What a policy is shown."""
     observation: dict[str, Any] = {"prompt": instruction, "observation/state": env.state}
-    if size:
-        observation["observation/image"] = env.picture("agent", size)
-        observation["observation/wrist_image"] = env.picture("wrist", size)
+    if size or published:
+        for name, camera in (("image", "agent"), ("wrist_image", "wrist")):
+            picture = env.published_picture(camera) if published else env.picture(camera, size)
+            observation[f"observation/{name}"] = picture
     return observation
 
 

@@ -86,6 +86,11 @@ class Environment:
         """robosuite's own environment, for demonstrators that look at its state."""
         return self._env
 
+    @property
+    def cameras(self) -> int:
+        """Side of the largest picture that can be drawn, in pixels; 0 where none can."""
+        return self._cameras
+
     def reset(self, seed: int) -> None:
         """A fresh start, decided by the seed alone."""
         with drawing_from(seed):
