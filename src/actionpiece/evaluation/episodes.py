@@ -169,12 +169,13 @@ def environment(task: str, cameras: int = 0) -> Environment:
         _kept.pop().close()
     if not _kept:
         _kept.append(make(task, cameras=cameras))
+        atexit.unregister(_close)
+        atexit.register(_close)  # what was registered last is called first: before the graphics library leaves
     return _kept[0]
 
 
-@atexit.register
 def _close() -> None:
-    while _kept:  # a renderer that is let go of after its library complains
+    while _kept:
         _kept.pop().close()
 
 
