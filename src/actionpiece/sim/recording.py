@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from actionpiece import __version__
+from actionpiece.data.lerobot import SIM_SEED, SIM_TASK
 from actionpiece.data.lerobot_layout import INFO
 from actionpiece.data.lerobot_writer import About, Episode, write_lerobot
 from actionpiece.errors import ActionPieceError
@@ -218,7 +219,7 @@ def _episode(done: Demonstration, attempt: Attempt) -> Episode:
     for camera, shots in done.pictures.items():
         at = dict(zip(done.shown, shots, strict=True))
         pictures[camera] = [at.get(step) for step in range(len(done.actions))]
-    more: dict[str, int | float | str] = {"sim.task": attempt.task, "sim.seed": attempt.seed}
+    more: dict[str, int | float | str] = {SIM_TASK: attempt.task, SIM_SEED: attempt.seed}
     return Episode(done.actions, done.states, done.instruction, pictures, more)
 
 
