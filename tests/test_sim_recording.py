@@ -23,12 +23,12 @@ from PIL import Image
 
 import actionpiece
 from actionpiece import cli
+from actionpiece.commands.simulating import record as record_command
 from actionpiece.data.lerobot_writer import check_layout
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json
 from actionpiece.sim import recording, rendering, workers
 from actionpiece.sim.attempts import Attempt, Demonstration, perform
-from actionpiece.sim.command import record as record_command
 from actionpiece.sim.environment import Environment
 from actionpiece.sim.recording import Settings, record
 from actionpiece.sim.tasks import TASKS, task
