@@ -90,7 +90,7 @@ def test_the_summary_counts_by_task_and_pairs() -> None:
     assert (found[0], found[1]["episode"]) == ("coarse", 1)
     assert telling_failure(summary([line(0, True, True)])) is None
     page = replay_section(results, None)
-    assert "<td>2 of 4</td>" in page
+    assert "<td>2/4</td>" in page
     assert '<th scope="row">coarse</th>' in page
 
 

@@ -103,8 +103,9 @@ def replay(
     from actionpiece.evaluation.compare import Contender, ready
     from actionpiece.evaluation.replay import replay as run
     from actionpiece.evaluation.replay import replayable, write_replay
-    from actionpiece.evaluation.score import Training
+    from actionpiece.evaluation.score import Training, environment
     from actionpiece.report.replay import show_replay
+    from actionpiece.sim.make import simulator
 
     contenders = [Contender.parse(text) for text in tokenizer]
     demos = source.open()
@@ -126,7 +127,17 @@ def replay(
             workers=workers,
             progress=lambda fraction, what: show(fraction, f"replaying: {what}"),
         )
-        results = {"command": command_line(), "split": split, "data": demos.describe(), **results}
+        results = {
+            "command": command_line(),
+            "split": split,
+            "data": demos.describe(),
+            "environment": environment() | simulator(),
+            "tokenizers": {
+                name: {"kind": one.kind, "settings": one.settings, "fingerprint": one.fingerprint()}
+                for name, one in tokenizers.items()
+            },
+            **results,
+        }
         show(1.0, "drawing" if film else "writing")
         picture = write_replay(out, results, demos, tokenizers, film=film)
     if json:
@@ -177,7 +188,7 @@ def rollout(
     from actionpiece.evaluation.rollout import rollout as run
     from actionpiece.evaluation.score import environment
     from actionpiece.files import write_json
-    from actionpiece.sim.make import expand
+    from actionpiece.sim.make import expand, simulator
 
     if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
@@ -203,7 +214,8 @@ def rollout(
             workers=workers,
             progress=show,
         )
-    results: dict[str, Any] = {"command": command_line(), "environment": environment(), **summary(lines)}
+    facts = environment() | simulator()
+    results: dict[str, Any] = {"command": command_line(), "environment": facts, **summary(lines)}
     if other is not None:
         results["against"] = {"folder": against.name if against else "", **paired(lines, other)}
     write_json(out / "results.json", results)

@@ -18,7 +18,7 @@ from actionpiece.report.text import esc, plain
 
 def _table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of text: success, task by task, how far the hand strayed, the paired test."""
-    heads = ["commands", "succeeded", "95 % interval", *results["tasks"], "mm", "degrees", "p against raw"]
+    heads = ["commands", "succeeded", "95 % interval", *results["tasks"], "mm", "degrees", "p, raw"]
     against = {pair["second"]: pair["p"] for pair in results["pairs"] if pair["first"] == results["rows"][0]["name"]}
     lines = []
     for row in results["rows"]:
@@ -27,8 +27,8 @@ def _table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         lines.append(
             [
                 row["name"],
-                f"{row['successes']} of {row['episodes']}",
-                f"{row['low']:.0%} to {row['high']:.0%}",
+                f"{row['successes']}/{row['episodes']}",
+                f"{100 * row['low']:.0f}-{100 * row['high']:.0f} %",
                 *(f"{share['successes']}/{share['episodes']}" for share in by_task),
                 f"{row['mm']:.1f}",
                 f"{row['degrees']:.2f}",
@@ -41,8 +41,8 @@ def _table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def show_replay(console: Console, results: dict[str, Any]) -> None:
     """Print the table, a column for each contender: there are often more tasks than fit beside each other."""
     (first, *heads), lines = _table(results)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(first)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
     for name, *_ in lines:
         table.add_column(Text(plain(name)), justify="right", overflow="fold")
     for number, heading in enumerate(heads, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.sim import libero_tasks, tasks
@@ -39,6 +40,14 @@ def make(name: str, *, cameras: int = 0) -> Environment:
 
         return LiberoEnvironment(found, cameras=cameras)
     return Environment(found, cameras=cameras)
+
+
+def simulator() -> dict[str, str]:
+    """The versions of what simulates, to be written beside results."""
+    try:
+        return {package: version(package) for package in ("robosuite", "mujoco")}
+    except PackageNotFoundError as error:
+        raise ActionPieceError(f"{error.name} is not installed; pip install 'actionpiece[sim]'") from None
 
 
 def picture_note(name: str) -> str | None:

@@ -15,7 +15,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,8 +26,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json
 from actionpiece.sim.attempts import Attempt, Demonstration
 from actionpiece.sim.environment import CAMERAS, RATE
-from actionpiece.sim.libero_tasks import is_libero
-from actionpiece.sim.make import picture_note, task
+from actionpiece.sim.make import picture_note, simulator, task
 from actionpiece.sim.rendering import choose_backend
 from actionpiece.sim.workers import Job, supervise
 
@@ -271,12 +269,5 @@ def _same(found: Any, wanted: dict[str, Any], what: str) -> None:
 def _versions(settings: Settings, backend: str) -> dict[str, Any]:
     """What the bytes depend on besides the settings."""
 
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            raise ActionPieceError(f"{package} is not installed; pip install 'actionpiece[sim]'") from None
-
-    packages = ["robosuite", "mujoco"] + ["hf-libero"] * any(is_libero(name) for name in settings.tasks)
-    names = {"actionpiece": __version__} | {package: installed(package) for package in packages}
+    names = {"actionpiece": __version__, **simulator()}
     return {"format": _FORMAT, **names} | ({"pictures": backend} if backend else {})
