@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+from actionpiece.data.opening import RECORDED
 from actionpiece.report.tables import Column, Row, cells, columns
 from actionpiece.report.text import E4, listed, plain
 
@@ -15,6 +16,8 @@ def title_of(results: dict[str, Any]) -> str:
     data = results["data"]
     if data["generated"]:
         return "Action tokenizers on generated demonstrations"
+    if data["name"] == RECORDED:
+        return "Action tokenizers on the demonstrations recorded with this package"
     return f"Action tokenizers on {plain(data['name'])}"
 
 
