@@ -28,12 +28,18 @@ class Count:
     def key(self) -> str:
         return f"count {self.number}"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"number": self.number}
+
 
 def square(job: Count) -> dict[str, Any]:
     if job.folder:
         (Path(job.folder) / f"{job.number}-{time.time_ns()}").touch()
     if job.trouble == "raise":
         raise RuntimeError("the gripper fell off")
+    if job.trouble == "exit":
+        sys.exit(0)
     if job.trouble == "die":
         os._exit(3)
     if job.trouble == "sleep":
@@ -61,6 +67,7 @@ def test_a_crash_is_an_error_of_its_episode_and_is_tried_again(tmp_path: Path) -
     lines = run_episodes([Count(1), Count(2, "raise")], square, journal=Journal(path), workers=1)
     assert lines[0]["square"] == 1
     assert lines[1]["error"] == "RuntimeError: the gripper fell off"
+    assert lines[1]["number"] == 2
     assert "square" not in lines[1]
     assert "in square" in lines[1]["traceback"]
     with pytest.raises(ActionPieceError, match=r"1 of 2 episodes crashed, the first .count 2. with RuntimeError"):
@@ -70,11 +77,14 @@ def test_a_crash_is_an_error_of_its_episode_and_is_tried_again(tmp_path: Path) -
     check_no_errors(lines)
 
 
-def test_a_process_that_dies_stops_the_run_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_the_error_of_its_own_episode_and_the_others_go_on(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
-    with pytest.raises(ActionPieceError, match="died"):
-        run_episodes([Count(1), Count(2), Count(3, "die")], square, journal=Journal(path), workers=1)
-    assert [line["square"] for line in Journal(path).lines.values()] == [1, 4]
+    jobs = [Count(1), Count(2, "die"), Count(3), Count(4, "exit"), Count(5)]
+    lines = run_episodes(jobs, square, journal=Journal(path), workers=2)
+    assert [line.get("square") for line in lines] == [1, None, 9, None, 25]
+    assert lines[1] == {"key": "count 2", "number": 2, "error": "its process died"}
+    assert lines[3]["error"] == "SystemExit: 0"
+    assert len(path.read_text().splitlines()) == 5
 
 
 def test_a_killed_run_leaves_no_process_behind_and_goes_on(tmp_path: Path) -> None:
@@ -137,9 +147,12 @@ def test_a_folder_belongs_to_its_settings(tmp_path: Path) -> None:
         claim(tmp_path / "a", {"policy": "x", "seed": 2})
     assert json.loads((tmp_path / "a" / "settings.json").read_text())["seed"] == 1
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "episodes.jsonl").write_text("")
-    with pytest.raises(ActionPieceError, match=r"no settings\.json"):
-        claim(tmp_path / "b", {"seed": 1})
+    claim(tmp_path / "b", {"seed": 1})  # an empty folder is free
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "results.json").write_text("{}")
+    for taken in (tmp_path / "c", tmp_path / "c" / "results.json"):
+        with pytest.raises(ActionPieceError, match="holds something else"):
+            claim(taken, {"seed": 1})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from actionpiece import ActionPieceError, Chunks, open_demos
+from actionpiece import ActionPieceError, ActionSpace, Chunks, open_demos
 from actionpiece.cli import run
 from actionpiece.data import Demos
 from actionpiece.evaluation import replay as module
@@ -165,6 +165,17 @@ class TestInTheSimulator:
         assert 'src="data:image/png;base64,' in page or "No pictures: " in page
 
 
+def test_two_of_one_name_and_a_file_to_write_to_are_refused(tmp_path: Path, demos: Demos) -> None:
+    for parent in ("a", "b"):
+        binning(demos, 4).save_pretrained(tmp_path / parent / "bin")
+    both = [str(tmp_path / parent / "bin") for parent in ("a", "b")]
+    with pytest.raises(ActionPieceError, match="named twice"):
+        run(["replay", "--tokenizer", *both, "--data", "recorded", "--out", str(tmp_path / "out")])
+    (tmp_path / "file").touch()
+    with pytest.raises(ActionPieceError, match="is a file"):
+        run(["replay", "--tokenizer", both[0], "--data", "recorded", "--out", str(tmp_path / "file")])
+
+
 def test_what_cannot_be_replayed_is_said(demos: Demos) -> None:
     fine = {"fine": binning(demos, 100)}
     with pytest.raises(ActionPieceError, match="no episodes"):
@@ -173,6 +184,11 @@ def test_what_cannot_be_replayed_is_said(demos: Demos) -> None:
         replay(demos, {RAW: fine["fine"]}, episodes=[0])
     with pytest.raises(ActionPieceError, match="idle steps"):
         replay(open_demos("recorded", drop_idle=0.01), fine, episodes=[0])
+    joints = BinningTokenizer.fit(np.zeros((4, 8, 7)) + np.arange(4)[:, None, None], ActionSpace.resolve("joints:7"))
+    with pytest.raises(
+        ActionPieceError, match="joints is for the action space 'joints:7', and recorded is in 'libero'"
+    ):
+        replay(demos, {"joints": joints}, episodes=[0])
     generated = open_demos("generated")
     with pytest.raises(ActionPieceError, match="where episode 3 began"):
         replay(generated, fine, episodes=[3])

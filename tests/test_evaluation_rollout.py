@@ -13,10 +13,13 @@ from actionpiece.cli import run
 from actionpiece.evaluation.rollout import Rollout, load_policy, paired, rollout, start_seed, summary
 from actionpiece.evaluation.rollout import run as run_one
 from actionpiece.sim.rendering import choose_backend
+from actionpiece.sim.tasks import TASKS
 
 pytest.importorskip("robosuite")
 
 POLICIES = '''
+from __future__ import annotations
+from dataclasses import dataclass
 import numpy as np
 
 class Reach:
@@ -51,6 +54,12 @@ class Looks:
 
 class NoPolicy:
     pass
+
+@dataclass
+class Picky:
+    patience: float = 1.0
+    def __post_init__(self):
+        raise OSError("no weights")
 '''
 
 
@@ -64,7 +73,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_episode_says_all_of_itself_and_is_the_same_each_time(policies: Path) -> None:
     job = Rollout(f"{policies}:Reach", "lift", 3, 1, execute=5, size=0)
     line = run_one(job)
-    assert (line["task"], line["category"], line["seed"], line["repeat"]) == ("lift", "robosuite", 3, 1)
+    assert job.facts == {"task": "lift", "category": "robosuite", "seed": 3, "repeat": 1}
+    assert line["instruction"] in TASKS["lift"].instructions
     assert line["steps"] == 150
     assert line["calls"] == line["cost"] == 30
     assert line["success"] is False
@@ -80,6 +90,15 @@ def test_rollouts_are_kept_and_go_on_and_crashes_are_errors(policies: Path, tmp_
     assert (tmp_path / "a" / "episodes.jsonl").read_text() == before
     broken = rollout(f"{policies}:Broken", out=tmp_path / "b", **settings)  # type: ignore[arg-type]
     assert all(line["error"] == "ValueError: no idea" and "success" not in line for line in broken)
+    assert broken[0] | {"traceback": ""} == {
+        "key": f"lift seed {lines[0]['seed']} repeat 0",
+        "task": "lift",
+        "category": "robosuite",
+        "seed": lines[0]["seed"],
+        "repeat": 0,
+        "error": "ValueError: no idea",
+        "traceback": "",
+    }
     results = summary([*lines, *broken])
     assert results["errors"] == 2
     assert results["overall"]["episodes"] == 2
@@ -116,11 +135,15 @@ def test_an_answer_that_is_no_chunk_is_an_error(policies: Path) -> None:
         ("no.such.module:Reach", "cannot be loaded"),
         ("{file}:Nothing", "cannot be loaded"),
         ("{file}:NoPolicy", "has no act"),
+        ("{file}:Picky", "OSError: no weights"),
+        ("{broken}:Reach", "SyntaxError"),
     ],
 )
 def test_a_policy_that_is_none_is_said(policies: Path, text: str, what: str) -> None:
+    broken = policies.with_name("broken.py")
+    broken.write_text("def make(:")
     with pytest.raises(ActionPieceError, match=what):
-        load_policy(text.format(file=policies))
+        load_policy(text.format(file=policies, broken=broken))
 
 
 def test_paired_tests_take_the_starts_both_have() -> None:
@@ -144,10 +167,15 @@ def test_the_command_prints_and_writes(
         run(["rollout", *flags, "--out", str(tmp_path / "a"), "--execute", "4"])
     with pytest.raises(ActionPieceError, match="no task 'fly'"):
         run(["rollout", "--policy", f"{policies}:Reach", "--env", "fly", "--out", str(tmp_path / "b")])
+    with pytest.raises(ActionPieceError, match="size must be at least 0"):
+        run(["rollout", *flags, "--out", str(tmp_path / "b"), "--size", "-4"])
+    run(["rollout", *flags, "--out", str(tmp_path / "d"), "--policy", f"{policies}:Broken"])
+    assert "1 episodes crashed and are not counted, the first (lift seed" in capsys.readouterr().out.replace("\n", " ")
     with pytest.raises(ActionPieceError, match="as published are LIBERO's"):
         run(["rollout", *flags, "--out", str(tmp_path / "b"), "--published"])
     with pytest.raises(ActionPieceError, match="a video needs pictures"):
         run(["rollout", *flags, "--out", str(tmp_path / "c"), "--video", "all"])
+    assert not (tmp_path / "b").exists()  # a mistake leaves nothing behind
     assert not (tmp_path / "c").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,3 +136,21 @@ def test_no_server_and_one_that_goes_away_are_said() -> None:
         policy = RemotePolicy(uri)
         with pytest.raises(ActionPieceError, match="went away"):
             policy.act({"prompt": "lift"})
+
+
+def test_a_late_answer_is_never_taken_for_that_to_the_next_question() -> None:
+    asked: list[int] = []
+
+    def answer(observation: Any) -> bytes:
+        asked.append(int(observation["number"]))
+        if len(asked) == 1:
+            time.sleep(1.0)
+        return pack({"actions": np.full((1, 7), float(observation["number"]))})
+
+    with serving(answer) as uri:
+        policy = RemotePolicy(uri, patience=0.3)
+        with pytest.raises(ActionPieceError, match="went away"):
+            policy.act({"number": 0})
+        for number in (1, 2):
+            assert policy.act({"number": number})[0, 0] == number
+        policy.close()

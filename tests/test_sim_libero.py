@@ -270,5 +270,6 @@ def test_a_policy_is_shown_what_published_ones_see(tmp_path: Path) -> None:
         "        assert observation['prompt'] == 'pick up the butter and place it in the basket'\n"
         "        return np.zeros((140, 7), np.float32)\n"
     )
-    line = run_one(Rollout(f"{tmp_path}/still.py:Still", "libero_object/6", 0, 0, execute=140, size=0, published=True))
-    assert (line["category"], line["success"], line["steps"], line["calls"]) == ("libero_object", False, 280, 2)
+    job = Rollout(f"{tmp_path}/still.py:Still", "libero_object/6", 0, 0, execute=140, size=0, published=True)
+    line = run_one(job)
+    assert (job.facts["category"], line["success"], line["steps"], line["calls"]) == ("libero_object", False, 280, 2)

@@ -69,8 +69,9 @@ def compare(
         workers: processes of that replay; about one for each core.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.compare import Contender, write_comparison
+    from actionpiece.evaluation.compare import Contender, replay_comparison, write_comparison
     from actionpiece.evaluation.compare import compare as run
+    from actionpiece.evaluation.replay import replayable
 
     contenders = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
     if not contenders:
@@ -78,6 +79,8 @@ def compare(
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos = source.open()
+    if replay:  # what cannot work is better known before the first fit
+        replayable(demos, split=scoring.split, most=replay)
     order = {contender.name: number for number, contender in enumerate(contenders)}
     with progress(len(contenders)) as show:
         show(0.0, "reading demonstrations")
@@ -88,12 +91,21 @@ def compare(
             seed=seed,
             command=command_line(),
             save=out / "tokenizers",
-            replays=replay,
-            workers=workers,
             progress=lambda name, fraction, what: show(order[name] + fraction, f"{name}: {what}"),
         )
         show(len(contenders), "writing the report")
         write_comparison(out, results, pictures)
+        if replay:
+            replay_comparison(
+                out,
+                results,
+                pictures,
+                demos,
+                contenders,
+                most=replay,
+                workers=workers,
+                progress=lambda fraction, what: show(len(contenders) * fraction, f"replaying: {what}"),
+            )
     if json:
         print_json(results)
     else:

@@ -100,16 +100,20 @@ def replay(
         film: draw a filmstrip of one failure beside the raw commands' success.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.compare import Contender, ready
+    from actionpiece.evaluation.compare import Contender, check_names, ready
     from actionpiece.evaluation.replay import replay as run
     from actionpiece.evaluation.replay import replayable, write_replay
     from actionpiece.evaluation.score import Training, environment
     from actionpiece.report.replay import show_replay
-    from actionpiece.sim.make import simulator
+    from actionpiece.sim.make import expand, picture_notes, simulator
 
+    if out.exists() and not out.is_dir():
+        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     contenders = [Contender.parse(text) for text in tokenizer]
+    check_names(contenders)
     demos = source.open()
-    chosen = replayable(demos, tasks=None if env == ("all",) else env, split=split, most=episodes)
+    tasks = None if "all" in env else expand(env)
+    chosen = replayable(demos, tasks=tasks, split=split, most=episodes)
     with progress() as show:
         show(0.0, "reading demonstrations")
         training = Training.of(demos, horizon)
@@ -136,6 +140,7 @@ def replay(
                 name: {"kind": one.kind, "settings": one.settings, "fingerprint": one.fingerprint()}
                 for name, one in tokenizers.items()
             },
+            "notes": picture_notes({demos.starts[index].task for index in chosen}),  # type: ignore[union-attr]
             **results,
         }
         show(1.0, "drawing" if film else "writing")
@@ -144,6 +149,8 @@ def replay(
         print_json(results)
         return
     show_replay(console, results)
+    for note in results["notes"]:
+        say(note)
     say(f"Figures: {out / 'replay.json'}" + (f"   Filmstrip: {picture}" if picture else ""))
 
 
@@ -183,12 +190,12 @@ def rollout(
         against: the folder of another policy's rollout, for a paired test on the starts that both have.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.episodes import Journal, claim
+    from actionpiece.evaluation.episodes import Journal
     from actionpiece.evaluation.rollout import paired, summary
     from actionpiece.evaluation.rollout import rollout as run
     from actionpiece.evaluation.score import environment
     from actionpiece.files import write_json
-    from actionpiece.sim.make import expand, simulator
+    from actionpiece.sim.make import expand, picture_notes, simulator
 
     if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
@@ -198,7 +205,6 @@ def rollout(
         if not (against / "episodes.jsonl").is_file():
             raise ActionPieceError(f"{against} holds no rollout: it has no episodes.jsonl")
         other = list(Journal(against / "episodes.jsonl").lines.values())
-    claim(out, {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed})
     with progress() as show:
         lines = run(
             policy,
@@ -215,7 +221,8 @@ def rollout(
             progress=show,
         )
     facts = environment() | simulator()
-    results: dict[str, Any] = {"command": command_line(), "environment": facts, **summary(lines)}
+    notes = picture_notes(tasks) if size or published else []
+    results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, **summary(lines)}
     if other is not None:
         results["against"] = {"folder": against.name if against else "", **paired(lines, other)}
     write_json(out / "results.json", results)
@@ -230,8 +237,14 @@ def rollout(
             counts = f"{share['successes']} of {share['episodes']}"
             table.add_row(name, counts, f"{share['success']:.1%}", f"{share['low']:.1%} to {share['high']:.1%}")
     console.print(table)
+    for note in notes:
+        say(note)
     if results["errors"]:
-        say(f"{results['errors']} episodes crashed and are not counted; run the command again to try them once more.")
+        broken = next(line for line in lines if "error" in line)
+        say(
+            f"{results['errors']} episodes crashed and are not counted, the first ({broken['key']}) with"
+            f" {broken['error']}; run the command again to try them once more."
+        )
     if other is not None:
         test = results["against"]
         say(

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, Score, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
+from actionpiece.sim.make import simulator
 from actionpiece.tokenizers import (
     KINDS,
     RECIPES,
@@ -113,6 +114,12 @@ def fit(
     return tokenizer
 
 
+def check_names(contenders: Sequence[Contender]) -> None:
+    """An error if two contenders go by the same name."""
+    if len({contender.name for contender in contenders}) < len(contenders):
+        raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
+
+
 def ready(
     contender: Contender,
     demos: Demos,
@@ -148,17 +155,13 @@ def compare(
     seed: int = 0,
     command: str = "",
     save: Path | None = None,
-    replays: int = 0,
-    workers: int = 2,
     progress: Progress = lambda name, fraction, what: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Score every contender on the same chunks. Returns the results and what the report draws of them.
 
     save: a folder under which the contenders that were fitted here are saved.
-    replays: also replay so many episodes of each task in the simulator, of the split that is scored; by `workers`.
     """
-    if len({contender.name for contender in contenders}) < len(contenders):
-        raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
+    check_names(contenders)
     training = Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
     for contender in contenders:  # what cannot work is better known before the first fit than after the last
@@ -173,9 +176,7 @@ def compare(
                 distance=training.distance,
                 horizon=protocol.horizon,
             )
-    chosen = replayable(demos, split=protocol.split, most=replays) if replays else []
     scores: list[Score] = []
-    tokenizers: dict[str, ActionTokenizer] = {}
     for contender in contenders:
         show = functools.partial(progress, contender.name)
         tokenizer = ready(
@@ -187,7 +188,6 @@ def compare(
         )
         if contender.folder is None and save is not None:
             tokenizer.save_pretrained(save / _file_name(contender.name))
-        tokenizers[contender.name] = tokenizer
         scores.append(
             score(
                 tokenizer,
@@ -206,15 +206,32 @@ def compare(
         "environment": environment(),
         "rows": [scored.row for scored in scores],
     }
-    pictures = drawings(data, scores)
-    if replays:
-        show = functools.partial(progress, contenders[-1].name)
-        replayed = replay(
-            demos, tokenizers, episodes=chosen, workers=workers, progress=lambda f, what: show(1.0, f"replay: {what}")
-        )
-        results["replay"] = replayed
-        pictures["filmstrip"] = filmstrip(replayed, demos, tokenizers)
-    return results, pictures
+    return results, drawings(data, scores)
+
+
+def replay_comparison(
+    out: Path,
+    results: dict[str, Any],
+    pictures: dict[str, Any],
+    demos: Demos,
+    contenders: Sequence[Contender],
+    *,
+    most: int,
+    workers: int = 2,
+    progress: Callable[[float, str], None] = lambda fraction, what: None,
+) -> None:
+    """Add to a comparison that was written to `out` what its tokenizers do in the simulator, and write it again.
+
+    most: episodes of each task, of the split that was scored. Episodes that were replayed before an interrupt are kept.
+    """
+    chosen = replayable(demos, split=results["protocol"]["split"], most=most)
+    tokenizers = {c.name: load(c.folder or out / "tokenizers" / _file_name(c.name)) for c in contenders}
+    replayed = replay(
+        demos, tokenizers, episodes=chosen, journal=out / "replay.jsonl", workers=workers, progress=progress
+    )
+    results["replay"] = {"simulator": simulator(), **replayed}
+    pictures["filmstrip"] = filmstrip(replayed, demos, tokenizers)
+    write_comparison(out, results, pictures)
 
 
 def write_comparison(out: Path, results: dict[str, Any], pictures: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,10 +30,16 @@ Progress = Callable[[float, str], None]
 
 
 class Job(Protocol):
-    """What a process is given; it must be possible to pickle it. key: tells it from the others, in every run."""
+    """What a process is given; it must be possible to pickle it.
+
+    key: tells it from the others, in every run. facts: what its line says of it, whatever becomes of it.
+    """
 
     @property
     def key(self) -> str: ...
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
 
 
 class Journal:
@@ -89,10 +96,8 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
             raise ActionPieceError(
                 f"{folder} holds episodes with another {' and '.join(different)}; choose another folder or remove it"
             )
-    elif (folder / "episodes.jsonl").exists():
-        raise ActionPieceError(
-            f"{folder} holds episodes, but no settings.json that says of what; choose another folder"
-        )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ActionPieceError(f"{folder} holds something else, no episodes of ours; choose another folder")
     else:
         write_json(path, settings)
 
@@ -114,7 +119,7 @@ def run_episodes(
         raise ActionPieceError(f"at least one worker is needed, not {workers}")
     if len({job.key for job in jobs}) < len(jobs):
         raise ActionPieceError("an episode is asked for twice")
-    left = [job for job in jobs if not journal.has(job.key)]
+    left = deque(job for job in jobs if not journal.has(job.key))
 
     def say() -> None:
         done = sum(journal.has(job.key) for job in jobs)
@@ -123,29 +128,50 @@ def run_episodes(
     say()
     if left:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited; an environment is one core's work
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(left)), context, _leave_with_parent) as pool:
-            waiting: dict[Future[dict[str, Any]], Job] = {pool.submit(_guarded, work, job): job for job in left}
-            try:
-                while waiting:
-                    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        journal.add({"key": waiting.pop(future).key, **future.result()})
-                        say()
-            except BrokenProcessPool:
-                raise ActionPieceError(
-                    "a process that ran an episode died (out of memory?); run the command again to go on"
-                ) from None
-            finally:
-                for future in waiting:
-                    future.cancel()
+
+    def keep(job: Job, result: dict[str, Any]) -> None:
+        journal.add({"key": job.key, **job.facts, **result})
+        say()
+
+    suspects: deque[Job] = deque()  # they were under way when a process died; alone, each shows whether it was the one
+    while left or suspects:
+        alone = bool(suspects)
+        under_way = _pool(deque([suspects.popleft()]) if alone else left, 1 if alone else workers, work, keep)
+        if len(under_way) == 1:
+            keep(under_way[0], {"error": "its process died"})
+        else:
+            suspects.extend(under_way)
     return [journal.lines[job.key] for job in jobs]
+
+
+def _pool(
+    jobs: deque[Job],
+    workers: int,
+    work: Callable[[Any], dict[str, Any]],
+    keep: Callable[[Job, dict[str, Any]], None],
+) -> list[Job]:
+    """Work off the jobs, so many at a time; if a process dies, stop and return those that were under way."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, _leave_with_parent) as pool:
+        under_way: dict[Future[dict[str, Any]], Job] = {}
+        try:
+            while jobs or under_way:
+                while jobs and len(under_way) < workers:
+                    job = jobs.popleft()
+                    under_way[pool.submit(_guarded, work, job)] = job
+                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = future.result()
+                    keep(under_way.pop(future), result)
+        except BrokenProcessPool:
+            return list(under_way.values())
+    return []
 
 
 def _guarded(work: Callable[[Any], dict[str, Any]], job: Job) -> dict[str, Any]:
     try:
         return work(job)
-    except Exception as error:  # noqa: BLE001  (whatever it is becomes the episode's error, never its failure)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes the episode's error, never its failure)
         last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return {"error": last, "traceback": traceback.format_exc()}
 

@@ -12,6 +12,7 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ class Replay:
         for name, plan in self.plans.items():
             digest.update(name.encode() + np.ascontiguousarray(plan, np.float32).tobytes())
         return f"{self.task} {self.seed} {digest.hexdigest()[:16]}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See `episodes.Job`."""
+        return {"episode": self.episode, "task": self.task, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,11 @@ def replay(
         raise ActionPieceError(f"a tokenizer cannot be called '{RAW}'")
     if not len(episodes):
         raise ActionPieceError("there are no episodes to replay")
+    for name, tokenizer in tokenizers.items():
+        if tokenizer.space.groups != demos.space.groups:
+            raise ActionPieceError(
+                f"{name} is for the action space '{tokenizer.space.name}', and {demos.name} is in '{demos.space.name}'"
+            )
     starts = demos.starts
     jobs = []
     for index in episodes:
@@ -156,13 +167,7 @@ def execute(job: Replay) -> dict[str, Any]:
             "mm": {"mean": float(apart.mean()), "max": float(apart.max())},
             "degrees": {"mean": float(turned.mean()), "max": float(turned.max())},
         }
-    return {
-        "episode": job.episode,
-        "task": job.task,
-        "seed": job.seed,
-        "steps": len(next(iter(job.plans.values()))),
-        "runs": runs,
-    }
+    return {"steps": len(next(iter(job.plans.values()))), "runs": runs}
 
 
 def _angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -251,7 +256,7 @@ def filmstrip(
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return {**strip, "png": strip_png(list(pool.map(film, jobs)))}
-        except ActionPieceError as error:
+        except (ActionPieceError, BrokenProcessPool) as error:
             return {**strip, "problem": str(error)}
 
 

@@ -11,16 +11,18 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.episodes import Journal, Progress, environment, run_episodes
+from actionpiece.evaluation.episodes import Journal, Progress, claim, environment, run_episodes
 from actionpiece.metrics.success import Paired, rate
 from actionpiece.sim.libero_tasks import PROTOCOL
 
@@ -63,6 +65,12 @@ class Rollout:
         """Names the episode; another policy has a journal of its own."""
         return f"{self.task} seed {self.seed} repeat {self.repeat}"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See `episodes.Job`."""
+        category = self.task.split("/")[0] if "/" in self.task else "robosuite"
+        return {"task": self.task, "category": category, "seed": self.seed, "repeat": self.repeat}
+
 
 @functools.cache
 def load_policy(text: str) -> Policy:
@@ -79,25 +87,29 @@ def load_policy(text: str) -> Policy:
         raise ActionPieceError(
             f"'{text}' names no policy: write package.module:maker, path/to/file.py:maker or ws://host:port"
         )
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ActionPieceError(f"{place} does not exist")
     try:
-        if place.endswith(".py"):
-            if not Path(place).is_file():
-                raise ActionPieceError(f"{place} does not exist")
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        maker = getattr(module, name)
-    except (ImportError, AttributeError) as error:
-        raise ActionPieceError(f"the policy '{text}' cannot be loaded: {error}") from None
-    policy = maker()
+        policy = getattr(_module(place), name)()
+    except Exception as error:  # it is the user's code: whatever it raises, one sentence says so
+        raise ActionPieceError(f"the policy '{text}' cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(getattr(policy, "act", None)):
         raise ActionPieceError(f"what '{text}' makes has no act(observation), so it is no policy")
     answer: Policy = policy
     return answer
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    name = Path(place).stem
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
 
 
 def rollout(
@@ -123,13 +135,19 @@ def rollout(
     from actionpiece.sim.libero_tasks import is_libero
     from actionpiece.sim.make import task as find
 
-    for name, least in (("episodes", episodes), ("repeats", repeats), ("execute", execute)):
-        if least < 1:
-            raise ActionPieceError(f"{name} must be at least 1, not {least}")
+    for name, value, least in (
+        ("episodes", episodes, 1),
+        ("repeats", repeats, 1),
+        ("execute", execute, 1),
+        ("size", size, 0),
+    ):
+        if value < least:
+            raise ActionPieceError(f"{name} must be at least {least}, not {value}")
     names = [find(task).name for task in tasks]
     if published and not all(map(is_libero, names)):
         raise ActionPieceError("pictures as published are LIBERO's; robosuite's own tasks have none")
     load_policy(policy)  # a mistake in its name is better known now
+    claim(out, {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed})
     jobs = [
         Rollout(policy, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)
         for task in names
@@ -174,11 +192,7 @@ def run(job: Rollout) -> dict[str, Any]:
             if success or steps >= env.task.max_steps:
                 break
     line: dict[str, Any] = {
-        "task": job.task,
-        "category": job.task.split("/")[0] if "/" in job.task else "robosuite",
         "instruction": instruction,
-        "seed": job.seed,
-        "repeat": job.repeat,
         "success": success,
         "steps": steps,
         "calls": calls,

@@ -17,35 +17,47 @@ _PATIENCE = 10.0  # seconds for a connection
 class RemotePolicy:
     """Asks the server at `uri` (ws://host:port) for every chunk. metadata: what the server says of itself.
 
-    The connection is kept. A server that answers with text reports an error, which is raised here.
+    The connection is kept. A server that answers with text reports an error, which is raised here. After any trouble
+    the connection is given up, so that a late answer is never taken for that to the next question; the next question
+    makes a new one.
     """
 
     def __init__(self, uri: str, *, patience: float = 600.0) -> None:
         try:
             from websockets.exceptions import WebSocketException
-            from websockets.sync.client import connect
         except ImportError as error:
             raise ActionPieceError(f"{error}; pip install 'actionpiece[serve]'") from None
         self.uri, self._patience, self._line = uri, patience, ExitStack()
         self._trouble = (WebSocketException, OSError, TimeoutError)
+        self._socket: Any = None
+        self.metadata: dict[str, Any] = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        from websockets.sync.client import connect
+
         try:
             self._socket = self._line.enter_context(
-                connect(uri, compression=None, max_size=_LARGEST, open_timeout=_PATIENCE, ping_interval=None)
+                connect(self.uri, compression=None, max_size=_LARGEST, open_timeout=_PATIENCE, ping_interval=None)
             )
             greeting = self._socket.recv(_PATIENCE)
         except (*self._trouble, ValueError) as error:
-            raise ActionPieceError(f"there is no policy server at {uri}: {error or type(error).__name__}") from None
-        self.metadata: dict[str, Any] = self._understood(greeting)
+            self.close()
+            why = str(error) or type(error).__name__
+            raise ActionPieceError(f"there is no policy server at {self.uri}: {why}") from None
+        self.metadata = self._understood(greeting)
 
     def act(self, observation: dict[str, Any]) -> np.ndarray:
         """Commands (H, D) for an observation."""
+        if self._socket is None:
+            self._connect()
         try:
             self._socket.send(pack(observation))
             answer = self._socket.recv(self._patience)
         except self._trouble as error:
-            raise ActionPieceError(
-                f"the policy server at {self.uri} went away: {error or type(error).__name__}"
-            ) from None
+            self.close()
+            why = str(error) or type(error).__name__
+            raise ActionPieceError(f"the policy server at {self.uri} went away: {why}") from None
         actions = self._understood(answer).get("actions")
         if actions is None:
             raise ActionPieceError(f"the policy server at {self.uri} answered without 'actions'")
@@ -53,6 +65,7 @@ class RemotePolicy:
 
     def close(self) -> None:
         """Hang up."""
+        self._socket = None
         self._line.close()
 
     def _understood(self, answer: str | bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from actionpiece.errors import ActionPieceError
@@ -58,3 +58,8 @@ def picture_note(name: str) -> str | None:
     from actionpiece.sim.libero_files import stand_ins
 
     return PICTURE_NOTE if stand_ins() else None
+
+
+def picture_notes(names: Iterable[str]) -> list[str]:
+    """`picture_note` of several tasks, each sentence once."""
+    return sorted({note for name in names if (note := picture_note(name)) is not None})

@@ -26,7 +26,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json
 from actionpiece.sim.attempts import Attempt, Demonstration
 from actionpiece.sim.environment import CAMERAS, RATE
-from actionpiece.sim.make import picture_note, simulator, task
+from actionpiece.sim.make import picture_notes, simulator, task
 from actionpiece.sim.rendering import choose_backend
 from actionpiece.sim.workers import Job, supervise
 
@@ -189,7 +189,7 @@ def _assemble(settings: Settings, staging: Path, ledger: _Ledger, backend: str) 
     count = settings.episodes * len(settings.tasks)
     note = f"{count} scripted demonstrations; {sum(discarded.values())} failed attempts were left out."
     if settings.images != "none":
-        note = " ".join([note, *sorted({said for name in settings.tasks if (said := picture_note(name))})])
+        note = " ".join([note, *picture_notes(settings.tasks)])
     card = {
         "name": f"simulated demonstrations: {', '.join(settings.tasks)}",
         "space": "libero",
