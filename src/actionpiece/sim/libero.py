@@ -62,6 +62,8 @@ class LiberoEnvironment(Environment):
                 f"the initial states of {task.name} have {self._starts.shape[1]} numbers, its model {size}; "
                 "assets and package are of different LIBERO versions"
             )
+        if cameras:
+            self._ready_renderer()  # what cannot draw says so now
 
     def reset(self, seed: int) -> None:
         """An official initial state, after the published idle steps; decided by the seed alone."""
