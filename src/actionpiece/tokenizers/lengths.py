@@ -18,6 +18,10 @@ from actionpiece.tokenizers.base import BLOCK, ActionTokenizer
 class FixedLengthTokenizer(ActionTokenizer):
     """A tokenizer whose chunks all take T tokens: every sequence of the right length decodes."""
 
+    def __init__(self, config: Any, **rest: Any) -> None:
+        super().__init__(config, **rest)
+        self._known_bounds: dict[int, tuple[Tensor, Tensor]] = {}
+
     @abc.abstractmethod
     def _encode(self, x: Tensor) -> Tensor:
         """Ids (B, T) of normalised chunks (B, H, D)."""
@@ -54,6 +58,11 @@ class FixedLengthTokenizer(ActionTokenizer):
         count, full = len(lengths), self.tokens_per_chunk
         # A prefix batch has one length; the first sequence says which.
         length = int(lengths[0]) if prefix and count else full
+        low, high = self._bounds(min(max(length, 0), full))
+        if 1 <= length <= full and bool((lengths == length).all()):  # as it should be; a robot waits for one chunk
+            ids = flat.view(-1, length)
+            if count and not bool(((ids < low) | (ids >= high)).any()):
+                return torch.cat([self._decode(part) for part in ids.to(self.device).split(BLOCK)]), {}
         actions = torch.full((count, self.horizon, self.space.dim), torch.nan, device=self.device)
         reasons: dict[int, str] = {}
         good = lengths == length
@@ -69,7 +78,7 @@ class FixedLengthTokenizer(ActionTokenizer):
             else flat.new_empty(0, full)
         )
         rows = torch.nonzero(good).flatten()
-        low, high = self._bounds(ids.shape[1])
+        low, high = self._bounds(ids.shape[1])  # no sequence may be left
         wrong = (ids < low) | (ids >= high)
         for at in torch.nonzero(wrong.any(1)).flatten().tolist():
             position = int(wrong[at].nonzero()[0])
@@ -84,8 +93,10 @@ class FixedLengthTokenizer(ActionTokenizer):
         return actions, reasons
 
     def _bounds(self, length: int) -> tuple[Tensor, Tensor]:
-        ranges = [self.vocab_at(position) for position in range(length)]
-        return torch.tensor([r.start for r in ranges]), torch.tensor([r.stop for r in ranges])
+        if length not in self._known_bounds:
+            ranges = [self.vocab_at(position) for position in range(length)]
+            self._known_bounds[length] = torch.tensor([r.start for r in ranges]), torch.tensor([r.stop for r in ranges])
+        return self._known_bounds[length]
 
 
 class VariableLengthTokenizer(ActionTokenizer):
