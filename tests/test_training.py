@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.objectives import Step, combine
@@ -147,6 +149,32 @@ def test_a_run_across_blocks_of_batches_is_resumed_in_the_second(
         fit(config, tmp_path)
     monkeypatch.undo()
     assert same(fit(config, tmp_path, resume=True), fit(config))
+
+
+def test_a_checkpoint_from_another_machine_is_known_by_its_data_but_for_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(weights=PLAIN)  # draws nothing at random, so it ends the same
+    whole = fit(config)
+    stop_at(monkeypatch, 9)
+    with pytest.raises(StopError):
+        fit(config, tmp_path)
+    monkeypatch.undo()
+    path = tmp_path / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        step, about = (file.metadata()[key] for key in ("step", "about"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    known = json.loads(about)
+    tensors["random"] = torch.zeros(16, dtype=torch.uint8)  # a GPU's generator has a state of another size
+
+    def moved(factor: float) -> None:
+        save_file(tensors, path, metadata={"step": step, "about": json.dumps(known | {"sum": known["sum"] * factor})})
+
+    moved(1 + 1e-3)
+    with pytest.raises(ActionPieceError, match="sum differ"):
+        fit(config, tmp_path, resume=True)
+    moved(1 + 1e-13)
+    assert same(fit(config, tmp_path, resume=True), whole)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
