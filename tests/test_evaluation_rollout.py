@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from actionpiece import ActionPieceError
@@ -185,4 +184,4 @@ def test_starts_of_a_task_differ_and_depend_on_the_seed() -> None:
     assert start_seed(8, "lift", 0) not in seeds
     assert start_seed(7, "stack", 0) not in seeds
     assert [start_seed(7, "libero_object/0", k) for k in range(3)] == [0, 1, 2]
-    assert np.random.RandomState(max(seeds)) is not None  # a seed that numpy takes
+    assert max(seeds) < 2**32  # what numpy takes
