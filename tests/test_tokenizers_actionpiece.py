@@ -112,9 +112,10 @@ def test_encoding_in_use_never_changes_a_tokenizer() -> None:
 # --- One of several
 
 
+@pytest.mark.parametrize("slack", [0.0, 0.6])
 @pytest.mark.parametrize("blends", [(0.0, 0.35, 1.0), (0.5, 1.0), (1.0, 0.0, 0.7)])
-def test_of_several_blends_the_best_order_wins_among_those_with_no_larger_error_than_the_first(
-    blends: tuple[float, ...],
+def test_of_several_blends_the_best_order_wins_among_those_with_little_more_error_than_the_first(
+    blends: tuple[float, ...], slack: float
 ) -> None:
     tried = {blend: product_quantizer(blend=blend) for blend in blends}
     errors = {blend: normalised_error(pq) for blend, pq in tried.items()}
@@ -123,12 +124,12 @@ def test_of_several_blends_the_best_order_wins_among_those_with_no_larger_error_
         blend: prc(raw, torch.from_numpy(pq.decode(pq.encode(CHUNKS[:240]))), distance=pq.distance, k=32).value
         for blend, pq in tried.items()
     }
-    eligible = [blend for blend in blends if errors[blend] <= errors[blends[0]]]
+    eligible = [blend for blend in blends if errors[blend] <= (1 + slack) * errors[blends[0]]]
     expected = max(eligible, key=lambda blend: orders[blend])
-    ours = fit(tiny({**AS_PQ, "blends": blends}, **HARDLY))
+    ours = fit(tiny({**AS_PQ, "blends": blends, "slack": slack}, **HARDLY))
     assert ours.config.train.blend == expected
     assert ours.config.blends == blends
-    assert normalised_error(ours) <= errors[blends[0]] * (1 + 1e-6)
+    assert normalised_error(ours) <= errors[blends[0]] * (1 + slack) * (1 + 1e-6)
     np.testing.assert_array_equal(ours.encode(CHUNKS), tried[expected].encode(CHUNKS))
 
 

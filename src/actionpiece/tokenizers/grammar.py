@@ -73,6 +73,14 @@ class Grammar:
         complete: np.ndarray = (reading.state == 0) & (reading.made == self.total) & (lengths <= self.longest)
         return complete
 
+    def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the automaton is made of, for a generator that runs it elsewhere.
+
+        The next state and the integers made, (S + 1, V + 1) each: column V is for what is no token, row S for sequences
+        past saving; and (S + 1, total + 1), whether exactly so many more integers can be made from a state.
+        """
+        return self._next, self._makes, self._can_finish
+
     def allowed(self, state: int, made: int) -> np.ndarray:
         """The tokens (V,) after which a sequence can still be completed."""
         left = self.total - made - self._makes[state, :-1]
