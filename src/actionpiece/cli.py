@@ -13,6 +13,7 @@ import tyro
 
 from actionpiece.commands.console import errors
 from actionpiece.commands.looking import data_info, inspect, list_all, tokenize
+from actionpiece.commands.policies import serve
 from actionpiece.commands.scoring import ablate, compare, evaluate
 from actionpiece.commands.simulating import record, replay, rollout
 from actionpiece.errors import ActionPieceError
@@ -26,6 +27,10 @@ def data() -> None:
     """Look at demonstrations: `actionpiece data info PATH`."""
 
 
+def policy() -> None:
+    """Serve a policy to robots: `actionpiece policy serve POLICY`."""
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "fit": fit,
     "eval": evaluate,
@@ -37,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "record": record,
     "replay": replay,
     "rollout": rollout,
+    "policy": policy,
     "list": list_all,
 }
 
@@ -53,6 +59,8 @@ def run(arguments: Sequence[str]) -> None:
         _parse(table, arguments[1:], "actionpiece fit", "Fit a tokenizer on the training episodes of a data set.")
     elif arguments[:1] == ["data"]:
         _parse({"info": data_info}, arguments[1:], "actionpiece data", "Look at demonstrations.")
+    elif arguments[:1] == ["policy"]:
+        _parse({"serve": serve}, arguments[1:], "actionpiece policy", "Policies for robots.")
     else:
         _parse(COMMANDS, arguments, "actionpiece", _ABOUT)
 

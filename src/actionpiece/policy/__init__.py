@@ -1,1 +1,1 @@
-"""Policies: so far the wire that they are asked over. Needs `pip install 'actionpiece[serve]'`."""
+"""Policies: the wire that they are asked over, and the server. Needs `pip install 'actionpiece[serve]'`."""
