@@ -16,7 +16,8 @@ import tyro
 from rich.console import Console
 
 import actionpiece
-from actionpiece.evaluation.compare import Contender, compare
+from actionpiece.evaluation.compare import compare
+from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.score import Protocol
 from actionpiece.files import write_json, writing
 
@@ -116,13 +117,13 @@ def main(options: Options) -> None:
         merged: dict[str, Any] = {}
         for number, seed in enumerate(options.seeds):
             names = [name for name in options.tokenizers.split(",") if number == 0 or name not in DETERMINISTIC]
-            results, _ = compare(
+            results = compare(
                 demos,
                 [Contender.parse(name) for name in names],
                 protocol=Protocol(split=options.split),
                 seed=seed,
                 command=f"python benchmarks/classical.py --data {' '.join(Path(p).name for p in options.data)}",
-            )
+            ).results
             merged = merged or {**results, "rows": []}
             merged["rows"] += results["rows"]
             for row in results["rows"]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import actionpiece
-from actionpiece.evaluation.compare import FIT_CHUNKS, note_fit
+from actionpiece.evaluation.contenders import FIT_CHUNKS, note_fit
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
 from actionpiece.tokenizers.actionpiece import ActionPieceTokenizer, best, fit_side_by_side

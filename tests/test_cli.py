@@ -98,6 +98,45 @@ def test_compare_prints_rows_and_writes_a_report(
     assert (row["mse"], row["prc"]) == (printed["rows"][0]["mse"], printed["rows"][0]["prc"])
 
 
+def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.evaluation import recipes
+
+    entries = (recipes.Entry("binning", (recipes.Knob("bins"),)), recipes.Entry("not_yet"))
+    monkeypatch.setitem(recipes.COMPARISONS, "classical", recipes._tables(entries))
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import actionpiece\n"
+        "from actionpiece.tokenizers.binning import BinningConfig, BinningTokenizer\n"
+        "def make(chunks, space):\n"
+        "    inside = BinningTokenizer.fit(chunks, space, BinningConfig(bins=8))\n"
+        "    return actionpiece.wrap(inside.encode, inside.decode, space=space, horizon=8, vocab_size=8, name='mine')\n"
+    )
+    out = tmp_path / "out"
+    command = ["compare", "--recipe", "classical", "--data", demos, "--out", out, "--n", 100]
+    command += ["--tokenizers", f"{mine}:make,binning:normalizer=quantile", "--json"]
+    assert run(command, monkeypatch) == 0
+    printed = json.loads(capsys.readouterr().out)
+    extra = ["mine.py:make", "binning:normalizer=quantile"]
+    assert [table["names"] for table in printed["tables"]] == [["binning", *extra], ["binning:bins=5"]]
+    assert [one["name"] for one in printed["missing"]] == ["not_yet", "not_yet", *extra]
+    assert sorted(path.name for path in out.glob("*.*")) == [
+        "native.html",
+        "recipe.json",
+        "results.json",
+        "tables.md",
+        "within-144-bits.html",
+    ]
+    assert "finished_before" not in printed
+    assert run(command[:-1], monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert "Not there: not_yet (not in this version)." in shown
+    again = json.loads((out / "results.json").read_text())
+    assert again["finished_before"] == ["binning", "binning:bins=5", "binning:normalizer=quantile"]
+    assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
+
+
 def test_compare_shows_a_table_on_a_terminal(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +179,19 @@ def test_data_info_and_list_speak_json(
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["fit"], ["data"], ["fit", "pq"], ["fit", "best"], ["eval"], ["compare"], ["ablate"], ["tokenize"]]
+    "command",
+    [
+        [],
+        ["fit"],
+        ["data"],
+        ["fit", "pq"],
+        ["fit", "best"],
+        ["eval"],
+        ["compare"],
+        ["ablate"],
+        ["correlate"],
+        ["tokenize"],
+    ],
 )
 def test_help_is_there_for_every_command(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -199,6 +250,18 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
             str(folder / "o"),
             "--tokenizers",
             "nope",
+        ],
+        "unknown normaliser": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
+            *["--tokenizers", "fast:normalizer=none"],
+        ],
+        "a maker that is not there": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
+            *["--tokenizers", str(folder / "none.py:make")],
+        ],
+        "no training steps": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
+            *["--recipe", "matched", "--steps", "0"],
         ],
         "unknown setting": [
             "compare",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.normalize import Method, Normalizer
+from actionpiece.normalize import Method, Normalizer, Way, parse_way
 
 METHODS: list[Any] = list(get_args(Method))
 tables = hnp.arrays(
@@ -165,3 +165,29 @@ def test_the_wrong_number_of_columns_is_an_error() -> None:
     for call in (normalizer.normalize, normalizer.denormalize, normalizer.count_outside):
         with pytest.raises(ActionPieceError, match="actions have 4 columns, but the normaliser was fitted on 5"):
             call(torch.zeros(3, 4))
+
+
+def test_symmetric_divides_by_the_larger_percentile_and_leaves_zero_alone() -> None:
+    x = np.random.default_rng(0).normal((1.0, -2.0), (0.5, 3.0), (5000, 2))
+    normalizer = Normalizer.fit("symmetric", x)
+    q01, q99 = np.quantile(x, (0.01, 0.99), axis=0)
+    np.testing.assert_allclose(normalizer.scale, np.maximum(np.abs(q01), np.abs(q99)))
+    np.testing.assert_array_equal(normalizer.offset, [0, 0])
+    clipped = Normalizer.fit("symmetric", x, "clip")
+    assert clipped.way == "symmetric+clip"
+    assert clipped.normalize(torch.from_numpy(x)).abs().max() == 1
+    constant = Normalizer.fit("symmetric", np.array([[3.0, 0.0]] * 9))
+    np.testing.assert_array_equal(constant.offset, [3, 0])
+    np.testing.assert_array_equal(constant.scale, [1, 1])
+
+
+@pytest.mark.parametrize("way", get_args(Way))
+def test_every_way_is_written_as_it_is_read(way: str) -> None:
+    method, out_of_range = parse_way(way)
+    assert Normalizer.fit(method, np.arange(6.0).reshape(3, 2), out_of_range).way == way
+
+
+@pytest.mark.parametrize("way", ["none", "meanstd+clip", "quantile+", "minmax+pass", ""])
+def test_other_ways_are_an_error(way: str) -> None:
+    with pytest.raises(ActionPieceError, match="no way to normalise; there are minmax, quantile, symmetric"):
+        parse_way(way)

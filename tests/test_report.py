@@ -17,8 +17,10 @@ from rich.console import Console
 from actionpiece.errors import ActionPieceError
 from actionpiece.report import write_report
 from actionpiece.report.labels import place
+from actionpiece.report.looks import looks
 from actionpiece.report.summary import best_sentence
 from actionpiece.report.tables import cells, columns, console_table, markdown_table
+from actionpiece.report.text import distinct, shorten
 from actionpiece.space import ActionSpace, Group
 
 HOSTILE = "<script>alert(1)</script>"
@@ -70,6 +72,7 @@ def row(name: str, space: ActionSpace, i: int = 0, **changes) -> dict:
         "seed": 0,
         "n": N,
         "config": {"tokens": 16},
+        "normalizer": "minmax",
         "fingerprint": "f" * 64,
         "fitted_on": {"seed": 0, "chunks": 500, "data": {"name": "d", "generated": True, "fingerprint": "a" * 64}},
     }
@@ -374,3 +377,33 @@ def test_drawing_leaves_matplotlib_as_it_was_and_tables_do_not_load_it(tmp_path)
     assert dict(matplotlib.rcParams) == before
     code = "import sys, actionpiece.report, actionpiece.report.tables; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_eighteen_tokenizers_have_colours_of_their_own_and_forty_a_look() -> None:
+    shown = looks([str(i) for i in range(40)])
+    assert len({look.colour for look in list(shown.values())[:18]}) == 18
+    assert len({(look.colour, look.marker) for look in shown.values()}) == 40
+
+
+def test_shortened_names_stay_apart() -> None:
+    names = ["pq:blend=0.25:refine=1:rows=4000", "pq:blend=0.75:refine=1:rows=4000", "fast"]
+    short = distinct(names, 12)
+    assert len(set(short)) == 3
+    assert short[2] == "fast"
+    assert max(map(len, short)) < max(map(len, names))
+    assert distinct(["same", "same"], 3) == [shorten("same", 3)] * 2
+
+
+def test_fifteen_labels_on_a_crowded_diagonal_keep_clear_of_each_other() -> None:
+    rng = np.random.default_rng(3)
+    points = [(60 + 24 * i + rng.uniform(-9, 9), 60 + 24 * i + rng.uniform(-9, 9)) for i in range(15)]
+    width, height = 120.0, 13.0
+    spots = place(points, [(width, height)] * 15, (54, 48, 432, 446))
+    boxes = []
+    for spot in spots:
+        left = {"left": spot.x, "right": spot.x - width, "center": spot.x - width / 2}[spot.align]
+        boxes.append((left, spot.y - height / 2, left + width, spot.y + height / 2))
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert apart, (a, b)

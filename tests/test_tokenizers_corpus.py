@@ -10,7 +10,7 @@ import pytest
 
 from actionpiece.data import Chunks, Demos, open_demos
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.compare import fit
+from actionpiece.evaluation.contenders import fit
 from actionpiece.evaluation.score import Training
 from actionpiece.tokenizers import ActionTokenizer
 from actionpiece.tokenizers.binning import BinningConfig

@@ -12,7 +12,7 @@ import torch
 import actionpiece
 from actionpiece import ActionPieceError
 from actionpiece.cli import run
-from actionpiece.evaluation.compare import Contender
+from actionpiece.evaluation.contenders import Contender
 from actionpiece.tokenizers import trained
 from actionpiece.tokenizers.binning import BinningConfig, BinningTokenizer
 from actionpiece.tokenizers.saving import read_tensors

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from actionpiece.normalize import Normalizer
     from actionpiece.space import ActionSpace, Group
     from actionpiece.tokenizers import ActionTokenizer, load
+    from actionpiece.tokenizers.wrapped import wrap
 
 #: Names are looked up on first use, so that `import actionpiece` and `actionpiece --help` do not wait for torch.
 _ROOMS = {
@@ -39,6 +40,7 @@ _ROOMS = {
     "load": "tokenizers",
     "open_demos": "data",
     "prc": "metrics.prc",
+    "wrap": "tokenizers.wrapped",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "load",
     "open_demos",
     "prc",
+    "wrap",
 ]
 
 

@@ -14,7 +14,7 @@ import tyro
 from actionpiece.commands.console import errors
 from actionpiece.commands.looking import data_info, inspect, list_all, tokenize
 from actionpiece.commands.policies import serve
-from actionpiece.commands.scoring import ablate, compare, evaluate
+from actionpiece.commands.scoring import ablate, compare, correlate, evaluate
 from actionpiece.commands.simulating import record, replay, rollout
 from actionpiece.errors import ActionPieceError
 
@@ -36,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "compare": compare,
     "ablate": ablate,
+    "correlate": correlate,
     "tokenize": tokenize,
     "inspect": inspect,
     "data": data,

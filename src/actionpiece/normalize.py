@@ -11,17 +11,31 @@ from torch import Tensor
 from actionpiece.arrays import to_tensor
 from actionpiece.errors import ActionPieceError
 
-Method = Literal["minmax", "quantile", "meanstd", "identity"]
+Method = Literal["minmax", "quantile", "symmetric", "meanstd", "identity"]
 OutOfRange = Literal["pass", "clip"]
+#: As it is written on a command line: a method, and whether values beyond its range are clipped.
+Way = Literal[
+    "minmax", "quantile", "symmetric", "meanstd", "identity", "minmax+clip", "quantile+clip", "symmetric+clip"
+]
+_RANGED = ("minmax", "quantile", "symmetric")
+
+
+def parse_way(text: str) -> tuple[Method, OutOfRange]:
+    """The method of a `Way`, and what becomes of values beyond its range."""
+    if text not in get_args(Way):
+        raise ActionPieceError(f"'{text}' is no way to normalise; there are {', '.join(get_args(Way))}")
+    method, clip, _ = text.partition("+clip")
+    return method, "clip" if clip else "pass"  # type: ignore[return-value]
 
 
 class Normalizer:
     """`(x - offset) / scale` per column, and its inverse.
 
     method: `minmax` maps the training range to [-1, 1]; `quantile` maps the 1st and 99th percentile there;
+        `symmetric` divides by the larger of these two in size and leaves 0 where it is, as ActionCodec does;
         `meanstd` gives zero mean and unit deviation; `identity` leaves values alone.
     out_of_range: what to do with normalised values outside [-1, 1]: `pass` them on, or `clip` them and count them
-        in `clipped`. Only the methods with a range (minmax, quantile) can clip.
+        in `clipped`. Only the methods with a range (minmax, quantile, symmetric) can clip.
 
     A constant column has no range: it is centred and keeps scale 1, so it normalises to 0 and comes back exactly.
     A column that is constant between its percentiles but not outside falls back to its minimum and maximum.
@@ -32,8 +46,8 @@ class Normalizer:
             raise ActionPieceError(f"normaliser must be one of {', '.join(get_args(Method))}, not '{method}'")
         if out_of_range not in get_args(OutOfRange):
             raise ActionPieceError(f"out_of_range must be 'pass' or 'clip', not '{out_of_range}'")
-        if out_of_range == "clip" and method not in ("minmax", "quantile"):
-            raise ActionPieceError(f"a {method} normaliser has no range to clip to; use minmax or quantile")
+        if out_of_range == "clip" and method not in _RANGED:
+            raise ActionPieceError(f"a {method} normaliser has no range to clip to; use {' or '.join(_RANGED)}")
         self.method = method
         self.out_of_range = out_of_range
         self.offset = np.asarray(offset, np.float64)
@@ -57,8 +71,13 @@ class Normalizer:
             offset, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
         else:
             low, high = x.min(0), x.max(0)
-            if method == "quantile":
+            if method != "minmax":
                 q01, q99 = np.quantile(x, (0.01, 0.99), axis=0)
+            if method == "symmetric":
+                size, moving = np.maximum(np.abs(q01), np.abs(q99)), high > low
+                size = np.where(size > 0, size, np.maximum(np.abs(low), np.abs(high)))
+                low, high = np.where(moving, -size, low), np.where(moving, size, high)
+            elif method == "quantile":
                 spread = q99 > q01
                 low, high = np.where(spread, q01, low), np.where(spread, q99, high)
             offset, scale = (low + high) / 2, (high - low) / 2
@@ -66,6 +85,11 @@ class Normalizer:
         constant = scale <= 1e-12 * np.maximum(np.abs(offset), 1e-300)
         return cls(method, np.where(constant, x[0], offset) if method != "identity" else offset,
                    np.where(constant, 1.0, scale), out_of_range)  # fmt: skip
+
+    @property
+    def way(self) -> str:
+        """Method and clipping in one word, see `Way`."""
+        return self.method + ("+clip" if self.out_of_range == "clip" else "")
 
     @property
     def dim(self) -> int:

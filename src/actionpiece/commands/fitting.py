@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
 from actionpiece.commands.console import progress, say
+from actionpiece.normalize import Way
 from actionpiece.options import DataOptions
 
 
@@ -24,12 +25,12 @@ def fit_command(name: str) -> Callable[..., None]:
         out: Path,
         config: Any = default,
         horizon: int = 8,
-        normalizer: Literal["minmax", "quantile", "meanstd", "identity"] = "minmax",
+        normalizer: Way = "minmax",
         seed: int = 0,
         device: str = "cpu",
         resume: bool = False,
     ) -> None:
-        from actionpiece.evaluation.compare import fit
+        from actionpiece.evaluation.contenders import fit
         from actionpiece.evaluation.score import Training
         from actionpiece.files import check_replaceable
         from actionpiece.tokenizers.saving import CONFIG
@@ -64,7 +65,7 @@ def fit_command(name: str) -> Callable[..., None]:
         "out": Path,
         "config": tyro.conf.OmitArgPrefixes[type(default)],  # type: ignore[misc]
         "horizon": int,
-        "normalizer": Literal["minmax", "quantile", "meanstd", "identity"],
+        "normalizer": Way,
         "seed": int,
         "device": str,
         "resume": bool,

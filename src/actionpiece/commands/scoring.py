@@ -1,9 +1,10 @@
-"""`eval`, `compare` and `ablate`: tokenizers measured."""
+"""`eval`, `compare` and `ablate`: tokenizers measured. `correlate`: what the measures say about success."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -49,9 +50,12 @@ def compare(
     source: tyro.conf.OmitArgPrefixes[DataOptions],
     out: Path,
     scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
-    tokenizers: str = "binning,fast,spline,pq",
+    tokenizers: Annotated[str | None, tyro.conf.arg(metavar="NAME[,NAME...]")] = None,
+    recipe: Annotated[Literal["matched", "classical"] | None, tyro.conf.arg(metavar="{matched,classical}")] = None,
     horizon: int = 8,
     seed: int = 0,
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    device: str = "cpu",
     replay: int = 0,
     workers: int = 2,
     json: bool = False,
@@ -59,62 +63,101 @@ def compare(
     """Fit several tokenizers on the same training episodes, score them on the same test chunks, write a report.
 
     Args:
-        out: folder for results.json, report.html and the fitted tokenizers.
-        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256), or folders of
-            tokenizers fitted before, or the name of one that comes trained. `actionpiece list` shows the names.
+        out: folder for results.json, tables.md, report.html and the fitted tokenizers.
+        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256; normalizer=quantile
+            is a setting of all that are fitted here), folders of tokenizers fitted before, the name of one that comes
+            trained, or your own: my_file.py:make or package.module:make, a function of no argument or of
+            (train_chunks, space) that returns a tokenizer, such as actionpiece.wrap makes of two functions.
+            `actionpiece list` shows the names; without any, binning,fast,spline,pq.
+        recipe: a list of tokenizers with a name, in two tables with a report each: native, every tokenizer as its
+            original work has it, and within-144-bits, every tokenizer as large as fits. `matched` holds all there are,
+            `classical` those without training. --tokenizers are added to the tables into which they fit. Run it again
+            to go on after an interrupt: what is finished is not redone.
         horizon: steps of an action chunk.
         seed: of the fits.
+        steps: training steps of learned tokenizers, where they are not to be their recipe's.
+        device: where learned tokenizers train: cpu or cuda.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.compare import Contender, replay_comparison, write_comparison
     from actionpiece.evaluation.compare import compare as run
+    from actionpiece.evaluation.compare import replay_comparison, write_comparison
+    from actionpiece.evaluation.contenders import Contender, with_steps
+    from actionpiece.evaluation.recipes import resolve_once
     from actionpiece.evaluation.replay import replayable
+    from actionpiece.evaluation.score import Training
+    from actionpiece.report.page import absent
 
-    contenders = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
-    if not contenders:
+    if tokenizers is None:
+        tokenizers = "" if recipe else "binning,fast,spline,pq"
+    named = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
+    if not named and not recipe:
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
+    if steps is not None and steps < 1:
+        raise ActionPieceError(f"at least one training step is needed, not {steps}")
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos = source.open()
     if replay:  # what cannot work is better known before the first fit
         replayable(demos, split=scoring.split, most=replay)
-    order = {contender.name: number for number, contender in enumerate(contenders)}
-    with progress(len(contenders)) as show:
+    protocol = scoring.protocol(horizon)
+    with progress() as show:
         show(0.0, "reading demonstrations")
-        results, pictures = run(
+        training = Training.of(demos, horizon)
+        contenders = named
+        if recipe:
+            found = resolve_once(out / "recipe.json", recipe, demos, training, seed=seed, progress=show)
+            named = [one for one in named if one.name not in found.names]
+            contenders = [*map(Contender.parse, found.names), *named]
+        if steps is not None:
+            contenders = [replace(one, config=with_steps(one.config, steps)) for one in contenders]
+        order = {contender.name: number for number, contender in enumerate(contenders)}
+        comparison = run(
             demos,
             contenders,
-            protocol=scoring.protocol(horizon),
+            protocol=protocol,
+            training=training,
             seed=seed,
             command=command_line(),
             save=out / "tokenizers",
-            progress=lambda name, fraction, what: show(order[name] + fraction, f"{name}: {what}"),
+            cells=out / "cells" if recipe else None,
+            device=device,
+            progress=lambda name, fraction, what: show((order[name] + fraction) / len(order), f"{name}: {what}"),
         )
-        show(len(contenders), "writing the report")
-        write_comparison(out, results, pictures)
+        results = comparison.results
+        if recipe:
+            names = {one.name for one in named}
+            joined = found.joined({r["name"]: r["bits_per_chunk"] for r in results["rows"] if r["name"] in names})
+            results |= {"recipe": recipe, "tables": joined.tables, "missing": joined.missing}
+        show(1.0, "writing the report")
+        reports = write_comparison(out, comparison)
         if replay:
             replay_comparison(
                 out,
-                results,
-                pictures,
+                comparison,
                 demos,
                 contenders,
                 most=replay,
                 workers=workers,
-                progress=lambda fraction, what: show(len(contenders) * fraction, f"replaying: {what}"),
+                progress=lambda fraction, what: show(fraction, f"replaying: {what}"),
             )
     if json:
         print_json(results)
-    else:
-        show_rows(results["rows"], demos, scoring)
-        if "replay" in results:
-            from actionpiece.report.replay import show_replay
+        return
+    for table in results.get("tables", [{"names": list(order)}]):
+        if "name" in table:
+            say(f"{table['name']}: {table['about']}")
+        if table["names"]:
+            show_rows([results["rows"][order[name]] for name in table["names"]], demos, scoring)
+        for sentence in absent(results, table.get("name", "")):
+            say(sentence)
+    if "replay" in results:
+        from actionpiece.report.replay import show_replay
 
-            show_replay(console, results["replay"])
-        say(f"Report: {out / 'report.html'}   Figures: {out / 'results.json'}")
+        show_replay(console, results["replay"])
+    say(f"Report: {', '.join(map(str, reports))}   Table: {out / 'tables.md'}   Figures: {out / 'results.json'}")
 
 
 def ablate(
@@ -167,6 +210,51 @@ def ablate(
         )
     say(page(results))
     say(f"Table: {out / 'ablation.md'}   Figure: {out / 'ablation.svg'}   Figures: {out / 'ablation.json'}")
+
+
+def correlate(
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    out: Path,
+    success: str = "success",
+    by: Literal["file", "task"] = "file",
+    resamples: int = 10_000,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Do lower error and higher PRC go with success? Ranks within groups, Spearman's correlation over all of them.
+
+    A group is one experiment with at least three tokenizers: a results.json of `compare --replay`, a replay.json, or
+    rollouts of several policies on the same tasks. Where a file has successes but no errors, these are taken from the
+    other files (results.json of compare, ablation.json) by fingerprint or name. Or bring a table of your own, CSV or
+    JSON, with the columns group, tokenizer, mse, prc and success.
+
+    Args:
+        files: results to read; a rollout is named with its tokenizer: pq=runs/pq/results.json.
+        out: folder for correlation.md, correlation.json and correlation.svg.
+        success: the column that counts as success; higher is better.
+        by: take the tasks of a file together, or make each a group of its own.
+        resamples: of whole groups, for the 95 % intervals.
+        seed: of these.
+        json: print the results as one JSON document and nothing else.
+    """
+    from actionpiece.evaluation.correlate import analyse, write_correlation
+
+    if out.exists() and not out.is_dir():
+        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    if not files:
+        raise ActionPieceError("no files were named; `actionpiece correlate --help` says which there may be")
+    results = analyse(files, success=success, by=by, resamples=resamples, seed=seed, command=command_line())
+    write_correlation(out, results)
+    if json:
+        print_json(results)
+        return
+    count, groups = results["evaluations"], len(results["groups"])
+    say(f"{count} evaluations in {groups} groups, {len(results['left_out'])} groups left out:")
+    for label, key in (("low error", "fidelity"), ("high PRC", "prc"), ("difference", "difference")):
+        one = results[key]
+        interval = "" if one["low"] is None else f", 95 % interval {one['low']:.3f} to {one['high']:.3f}"
+        say(f"  {label:<11}{one['value']:.3f}{interval}")
+    say(f"Table: {out / 'correlation.md'}   Figure: {out / 'correlation.svg'}   Figures: {out / 'correlation.json'}")
 
 
 def show_rows(rows: list[dict[str, Any]], demos: Demos, scoring: ScoreOptions) -> None:

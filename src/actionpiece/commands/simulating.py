@@ -100,7 +100,7 @@ def replay(
         film: draw a filmstrip of one failure beside the raw commands' success.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.compare import Contender, check_names, ready
+    from actionpiece.evaluation.contenders import Contender, check_names, ready
     from actionpiece.evaluation.replay import replay as run
     from actionpiece.evaluation.replay import replayable, write_replay
     from actionpiece.evaluation.score import Training, environment

@@ -22,7 +22,7 @@ import torch
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.compare import FIT_CHUNKS, LOOK_CHUNKS, note_fit
+from actionpiece.evaluation.contenders import FIT_CHUNKS, LOOK_CHUNKS, note_fit, with_steps
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.tokenizers import ActionTokenizer, tokenizer_class
@@ -159,9 +159,7 @@ def ablate(
 def _cell(out: Path, name: str, seed: int, steps: int | None, demos: Demos, protocol: Protocol) -> _Cell:
     row = ROWS[name]
     if steps is not None and row.kind == "actionpiece":
-        train = row.config.train  # what comes before the real thing stays within a tenth of it
-        few = {"warmup": min(train.warmup, steps // 10), "continuous": min(train.continuous, steps // 10)}
-        row = replace(row, config=replace(row.config, train=replace(train, steps=steps, **few)))
+        row = replace(row, config=with_steps(row.config, steps))
     about = {
         "row": name,
         "label": row.label,

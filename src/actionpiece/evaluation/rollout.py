@@ -9,20 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
-import importlib.util
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.episodes import Journal, Progress, claim, environment, run_episodes
+from actionpiece.makers import make, names_maker
 from actionpiece.metrics.success import Paired, rate
 from actionpiece.sim.libero_tasks import PROTOCOL
 
@@ -82,34 +79,15 @@ def load_policy(text: str) -> Policy:
         from actionpiece.policy.client import RemotePolicy
 
         return RemotePolicy(text)
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
+    if not names_maker(text):
         raise ActionPieceError(
             f"'{text}' names no policy: write package.module:maker, path/to/file.py:maker or ws://host:port"
         )
-    if place.endswith(".py") and not Path(place).is_file():
-        raise ActionPieceError(f"{place} does not exist")
-    try:
-        policy = getattr(_module(place), name)()
-    except Exception as error:  # it is the user's code: whatever it raises, one sentence says so
-        raise ActionPieceError(f"the policy '{text}' cannot be loaded: {type(error).__name__}: {error}") from error
+    policy = make(text, "policy")
     if not callable(getattr(policy, "act", None)):
         raise ActionPieceError(f"what '{text}' makes has no act(observation), so it is no policy")
     answer: Policy = policy
     return answer
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    name = Path(place).stem
-    spec = importlib.util.spec_from_file_location(name, place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def rollout(

@@ -204,6 +204,7 @@ def score(
         "seed": tokenizer.provenance.get("seed"),
         "n": len(data.chunks),
         "config": tokenizer.settings,
+        "normalizer": tokenizer.normalizer.way,
         "fingerprint": tokenizer.fingerprint(),
         "fitted_on": tokenizer.provenance,
     }

@@ -18,7 +18,7 @@ from actionpiece.report.labels import place
 from actionpiece.report.looks import CARD, INK, MUTED, Look
 from actionpiece.report.scales import Scale, floor_of, logarithmic, nines
 from actionpiece.report.svg import drawing, inline
-from actionpiece.report.text import E4, plain, shorten
+from actionpiece.report.text import E4, distinct, plain
 from actionpiece.report.text import figure as written
 
 Row = dict[str, Any]
@@ -47,7 +47,8 @@ def tradeoff(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     alt = "Scatter plot of mean squared error against physical rank consistency. " + "; ".join(
         f"{plain(row['name'])}: MSE {written(1e4 * row['mse'])}e-4, PRC {row['prc']:.4f}" for row in known
     )
-    texts = [f"{shorten(row['name'], 18)} · {row['bits_per_chunk']:.0f} b" for row in known]
+    short = distinct([row["name"] for row in known], 18)
+    texts = [f"{name} · {row['bits_per_chunk']:.0f} b" for name, row in zip(short, known, strict=True)]
     x, y = (scale, 1e4 * mse, f"MSE {E4}   (← better)"), (nines, prc, "PRC   (better →)")
     return _scatter(known, looks, texts, x, y, ident, alt)
 
@@ -58,7 +59,7 @@ def cost(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     alt = "Scatter plot of bits per chunk against mean squared error. " + "; ".join(
         f"{plain(row['name'])}: {row['bits_per_chunk']:.0f} bits, MSE {written(1e4 * row['mse'])}e-4" for row in rows
     )
-    texts = [shorten(row["name"], 22) for row in rows]
+    texts = distinct([row["name"] for row in rows], 22)
     x = (logarithmic(floor_of(bits)), bits, "bits per chunk   (← better)")
     y = (logarithmic(floor_of(1e4 * mse)), 1e4 * mse, f"MSE {E4}   (← better)")
     return _scatter(rows, looks, texts, x, y, ident, alt)
@@ -74,7 +75,8 @@ def _scatter(
     alt: str,
 ) -> str:
     with drawing():
-        figure, axes = _panel(_WIDE, _TALL, left=54, bottom=48, right=14, top=12)
+        tall = _TALL + 14 * max(0, len(rows) - 8)  # many labels need room
+        figure, axes = _panel(_WIDE, tall, left=54, bottom=48, right=14, top=12)
         xs, ys = x[0].place(x[1]), y[0].place(y[1])
         x[0].dress(axes, "x", xs.tolist())
         y[0].dress(axes, "y", ys.tolist())
@@ -89,26 +91,26 @@ def _scatter(
         spots = place(points, sizes, (frame.x0 + 2, frame.y0 + 2, frame.x1 + 12, frame.y1 + 8))
         for text, point, spot in zip(texts, points, spots, strict=True):
             if spot.end is not None:
-                ends = np.array((point, spot.end)) / (_WIDE, _TALL)
+                ends = np.array((point, spot.end)) / (_WIDE, tall)
                 axes.plot(*ends.T, color=MUTED, linewidth=0.7, transform=figure.transFigure, zorder=1)
-            figure.text(spot.x / _WIDE, spot.y / _TALL, text, va="center", ha=spot.align, fontsize=11)
+            figure.text(spot.x / _WIDE, spot.y / tall, text, va="center", ha=spot.align, fontsize=11)
         return inline(figure, ident, alt)
 
 
-def _names(axes: Axes, names: Sequence[str], limit: int) -> None:
+def _names(axes: Axes, names: Sequence[str]) -> None:
     """Tokenizers from top to bottom along the left side."""
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(range(len(names)), [shorten(name, limit) for name in names], color=INK)
+    axes.set_yticks(range(len(names)), names, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
 def _ledger(names: Sequence[str], right: float) -> tuple[Figure, Axes]:
     """Axes with one line per tokenizer."""
-    limit = 20
-    left = 14 + 6.8 * min(max(len(plain(name)) for name in names), limit)
+    short = distinct(names, 20)
+    left = 14 + 6.8 * max(map(len, short))
     figure, axes = _panel(_WIDE, 58 + 25 * len(names), left=left, bottom=46, right=right, top=8)
-    _names(axes, names, limit)
+    _names(axes, short)
     return figure, axes
 
 

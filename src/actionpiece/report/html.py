@@ -11,6 +11,7 @@ from typing import Any
 from actionpiece.errors import ActionPieceError
 from actionpiece.report.looks import looks, style_sheet
 from actionpiece.report.method import method
+from actionpiece.report.page import absent
 from actionpiece.report.replay import replay_section
 from actionpiece.report.scores import score_table
 from actionpiece.report.summary import best_sentence, header_facts, title_of
@@ -67,7 +68,7 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
     if "replay" in results:
         replayed["replay"] = ("Replay in the simulator", replay_section(results["replay"], drawings.get("filmstrip")))
     sections = {
-        "scores": ("Scores", score_table(rows, shown)),
+        "scores": ("Scores", _table_note(results) + score_table(rows, shown)),
         "tradeoff": ("Trade-off", pictures.tradeoff(rows, shown)),
         "groups": ("Errors in physical units", pictures.groups(rows, shown)),
         "spread": ("Spread over chunks", pictures.spread(drawings, shown)),
@@ -90,6 +91,15 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
         sections="".join(_section(ident, title, body) for ident, (title, body) in sections.items()),
         script=script,
     )
+
+
+def _table_note(results: dict[str, Any]) -> str:
+    """What the table is, where a comparison has several, and who is missing from it."""
+    if "table" not in results:
+        return ""
+    table = results["table"]
+    said = "".join(f'<p class="note">{esc(sentence)}</p>\n' for sentence in absent(results, table["name"]))
+    return f"<p>{esc(table['about'])}</p>\n{said}"
 
 
 def _section(ident: str, title: str, body: str) -> str:

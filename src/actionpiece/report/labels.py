@@ -11,6 +11,8 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 _ANGLES = (0, 180, 30, 330, 150, 210, 60, 300, 120, 240, 90, 270)  # degrees, the most readable first
 _REACHES = (9, 14, 22, 32, 44, 60, 80)  # distances from the point, in units of the drawing
+_ROUNDS = 6
+_CROSSING = 60.0  # a crossed line is as bad as so much overlap
 
 
 @dataclass(frozen=True)
@@ -27,27 +29,61 @@ class Placed:
 
 
 def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box) -> list[Placed]:
-    """A place for each label (width, height) near its point: the first free one, or the least crowded."""
+    """A place for each label (width, height) near its point: the first free one, or the least crowded.
+
+    What the first labels took is looked at again when all have a place: most crowding is gone after a few rounds.
+    """
     dots = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-    taken: list[Box] = []
-    placed: dict[int, Placed] = {}
+    taken: dict[int, tuple[Box, Placed]] = {}
     # From right to left: the point nearest to the frame has the fewest choices.
-    for i in sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1])):
-        best: tuple[float, Box, int] | None = None
-        for reach in _REACHES:
-            for angle in _ANGLES:
-                box = _box(points[i], sizes[i], angle, reach)
-                others = sum(_overlap(box, other) for other in taken)
-                others += sum(_overlap(box, dot) for j, dot in enumerate(dots) if j != i)
-                # Outside the frame a label is cut off, which is worse than a neighbour shining through.
-                cost = others + 4 * (_area(box) - _overlap(box, frame)) + 0.05 * reach
-                if best is None or cost < best[0] - 1e-9:
-                    best = (cost, box, reach)
-        assert best is not None
-        _, box, reach = best
-        taken.append(box)
-        placed[i] = _placed(points[i][0], box, reach > _REACHES[0])
-    return [placed[i] for i in range(len(points))]
+    order = sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1]))
+    for _ in range(_ROUNDS):
+        before = dict(taken)
+        for i in order:
+            taken.pop(i, None)
+            taken[i] = _best(i, points, sizes[i], dots, taken, frame)
+        if taken == before:
+            break
+    return [taken[i][1] for i in range(len(points))]
+
+
+def _best(
+    i: int,
+    points: Sequence[tuple[float, float]],
+    size: tuple[float, float],
+    dots: Sequence[Box],
+    taken: dict[int, tuple[Box, Placed]],
+    frame: Box,
+) -> tuple[Box, Placed]:
+    """The best place for one label beside those that have theirs."""
+    best: tuple[float, Box, Placed] | None = None
+    for reach in _REACHES:
+        for angle in _ANGLES:
+            box = _box(points[i], size, angle, reach)
+            place = _placed(points[i][0], box, reach > _REACHES[0])
+            others = sum(_overlap(box, other) for other, _ in taken.values())
+            others += sum(_overlap(box, dot) for j, dot in enumerate(dots) if j != i)
+            # A line through a label or a point seems to belong to it, and so does a label on a line.
+            crossed = sum(_crosses(points[i], place.end, other) for other, _ in taken.values())
+            crossed += sum(_crosses(points[i], place.end, dot) for j, dot in enumerate(dots) if j != i)
+            crossed += sum(_crosses(points[j], other.end, box) for j, (_, other) in taken.items())
+            # Outside the frame a label is cut off, which is worse than a neighbour shining through.
+            cost = others + _CROSSING * crossed + 4 * (_area(box) - _overlap(box, frame)) + 0.05 * reach
+            if best is None or cost < best[0] - 1e-9:
+                best = (cost, box, place)
+    assert best is not None
+    return best[1], best[2]
+
+
+def _crosses(start: tuple[float, float], end: tuple[float, float] | None, box: Box) -> bool:
+    """Whether a line runs through a box, looked at in a few places."""
+    if end is None:
+        return False
+    for step in range(1, 12):
+        x, y = (a + (b - a) * step / 12 for a, b in zip(start, end, strict=True))
+        if box[0] < x < box[2] and box[1] < y < box[3]:
+            return True
+    return False
 
 
 def _placed(x: float, box: Box, far: bool) -> Placed:

@@ -1,6 +1,6 @@
 """One look per tokenizer, the same in every figure and table: a colour, a marker and a line style.
 
-Colours are kept apart for people who see colours differently (Okabe and Ito, and Tol, rearranged); from the thirteenth
+Colours are kept apart for people who see colours differently (Okabe and Ito, and Tol, rearranged); from the nineteenth
 tokenizer on they repeat, with another marker and line style. Every colour has a second value for dark pages. Figures
 are drawn in the first, and `svg.inline` refers to both by CSS variables.
 """
@@ -27,6 +27,12 @@ _COLOURS = (  # light page, dark page
     ("#8c510a", "#cf9a5c"),
     ("#3c8d84", "#86d6cc"),
     ("#6c7680", "#aab4be"),
+    ("#c1272d", "#f07f78"),
+    ("#1d5c38", "#5fae7f"),
+    ("#6f83d8", "#b9c6ff"),
+    ("#5a3825", "#b58a70"),
+    ("#1f3a5f", "#6d93c4"),
+    ("#c06a86", "#f2b5c7"),
 )
 _PAGE = {"ink": (INK, "#e6e9ec"), "muted": (MUTED, "#a0a9b2"), "grid": (GRID, "#353c44"), "card": (CARD, "#1b2025")}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "d")

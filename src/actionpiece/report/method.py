@@ -26,7 +26,8 @@ def method(results: dict[str, Any]) -> str:
 <div class="scroll" role="region" aria-label="Settings of all tokenizers" tabindex="0">
 <table class="settings">
 <thead><tr><th scope="col">tokenizer</th><th scope="col">kind</th><th scope="col">vocabulary</th>
-<th scope="col">settings</th><th scope="col">fitted on</th><th scope="col">fitted in</th><th scope="col">seed</th>
+<th scope="col">settings</th><th scope="col">fitted on</th><th scope="col">normaliser</th>
+<th scope="col">fitted in</th><th scope="col">seed</th>
 <th scope="col" title="Values of the scored chunks outside the range that was seen when fitting">outside range</th>
 <th scope="col">fingerprint</th></tr></thead>
 <tbody>
@@ -122,6 +123,7 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         f"{row['vocab_size']:,}",
         settings,
         origin,
+        row["normalizer"],
         MISSING if seconds is None else f"{figure(seconds)} s",
         MISSING if row["seed"] is None else row["seed"],
         f"{row['outside_range']:,} values",

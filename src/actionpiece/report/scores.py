@@ -9,10 +9,24 @@ from actionpiece.report.looks import Look, swatch
 from actionpiece.report.tables import Cell, Column, Row, cells, columns
 from actionpiece.report.text import esc
 
+_FIRST = ("Cost of a chunk", "What is lost", "Neighbourhoods kept")  # what is asked for first
+
 
 def score_table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
-    """All columns, sortable where scripts run, with a legend that explains each."""
+    """All columns, sortable where scripts run, with a legend of them; in two tables, so that both fit a page."""
     shown = columns(rows)
+    first = [column for column in shown if column.part in _FIRST]
+    rest = [column for column in shown if column.part not in _FIRST]
+    legend = "".join(f"<div><dt>{esc(c.heading)}</dt><dd>{esc(c.meaning)}</dd></div>" for c in shown)
+    marked = "The best of each column is in bold on a tinted ground. " if len(rows) > 1 else ""
+    return f"""<p class="note">{marked}A dash means that there is nothing to measure.
+<span class="needs-script" hidden>Choose a column's heading to sort by it.</span></p>
+{_table(first, rows, looks, "Cost, error and neighbourhoods of all tokenizers")}
+{_table(rest, rows, looks, "Tokens and speed of all tokenizers")}
+<details class="legend"><summary>What the columns mean</summary><dl>{legend}</dl></details>"""
+
+
+def _table(shown: Sequence[Column], rows: Sequence[Row], looks: dict[str, Look], label: str) -> str:
     body = [cells(column, rows) for column in shown]
     parts: dict[str, int] = {}
     for column in shown:
@@ -25,11 +39,7 @@ def score_table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
         name = f'<div class="name">{swatch(looks[row["name"]], line=False)}<span>{esc(row["name"])}</span></div>'
         figures = "".join(_cell(column[r], i in starts) for i, column in enumerate(body))
         lines += f'<tr><th scope="row" data-value="{esc(row["name"])}">{name}</th>{figures}</tr>\n'
-    legend = "".join(f"<div><dt>{esc(c.heading)}</dt><dd>{esc(c.meaning)}</dd></div>" for c in shown)
-    marked = "The best of each column is in bold on a tinted ground. " if len(rows) > 1 else ""
-    return f"""<p class="note">{marked}A dash means that there is nothing to measure.
-<span class="needs-script" hidden>Choose a column's heading to sort by it.</span></p>
-<div class="scroll" role="region" aria-label="Scores of all tokenizers" tabindex="0">
+    return f"""<div class="scroll" role="region" aria-label="{label}" tabindex="0">
 <table class="sortable scores">
 <thead>
 <tr><th rowspan="2" scope="col" data-column="0" data-first="ascending">tokenizer</th>{groups}</tr>
@@ -38,8 +48,7 @@ def score_table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
 <tbody>
 {lines}</tbody>
 </table>
-</div>
-<details class="legend"><summary>What the columns mean</summary><dl>{legend}</dl></details>"""
+</div>"""
 
 
 def _head(i: int, column: Column, edge: bool) -> str:

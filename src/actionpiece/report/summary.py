@@ -15,10 +15,12 @@ def title_of(results: dict[str, Any]) -> str:
     """What the report is about; generated data is never called anything else."""
     data = results["data"]
     if data["generated"]:
-        return "Action tokenizers on generated demonstrations"
-    if data["name"] == RECORDED:
-        return "Action tokenizers on the demonstrations recorded with this package"
-    return f"Action tokenizers on {plain(data['name'])}"
+        title = "Action tokenizers on generated demonstrations"
+    elif data["name"] == RECORDED:
+        title = "Action tokenizers on the demonstrations recorded with this package"
+    else:
+        title = f"Action tokenizers on {plain(data['name'])}"
+    return f"{title}: {plain(results['table']['name'])}" if "table" in results else title
 
 
 def header_facts(results: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ class Column:
     value: what a row has there, None where it has nothing. better: which end is good, None where neither is.
     decimals: digits after the point; None chooses them so that the smallest value still shows two digits.
     brief: its turn on a console, where room is short; 0 where it has none.
+    page: whether it stands in the brief Markdown table.
     """
 
     part: str
@@ -35,6 +36,7 @@ class Column:
     better: Literal["low", "high"] | None = None
     decimals: int | None = None
     brief: int = 0
+    page: bool = True
 
     @property
     def heading(self) -> str:
@@ -70,9 +72,12 @@ def cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
     return [Cell(value, text, text == best) for value, text in zip(values, texts, strict=True)]
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """All columns as a Markdown table, the best of each in bold; one line per row after the two heading lines."""
-    shown = columns(rows)
+def markdown_table(rows: Sequence[Row], *, brief: bool = False) -> str:
+    """A Markdown table, the best of each column in bold; one line per row after the two heading lines.
+
+    brief: without the columns that few ask for.
+    """
+    shown = [column for column in columns(rows) if column.page or not brief]
     body = [cells(column, rows) for column in shown]
     lines = [
         _line(["tokenizer", *(column.heading for column in shown)]),
@@ -159,7 +164,7 @@ def _fidelity(rows: Sequence[Row]) -> list[Column]:
     l1 = "Mean absolute error in the same coordinates. Lower is better."
     found = [
         Column(part, "MSE", E4, mse, _of("mse", 1e4), "low", brief=1),
-        Column(part, "L1", E3, l1, _of("l1", 1e3), "low"),
+        Column(part, "L1", E3, l1, _of("l1", 1e3), "low", page=False),
     ]
     # Contenders share one action space; the first row names its groups.
     for i, group in enumerate(rows[0]["groups"] if rows else []):
@@ -175,7 +180,7 @@ def _fidelity(rows: Sequence[Row]) -> list[Column]:
             found.append(Column(part, label, unit, meaning, _of_group(name, "rmse"), "low", brief=brief))
     unit = plain(rows[0]["jerk_unit"]).replace("^3", "³") if rows else ""
     meaning = "Root mean square error of the third derivative of the commanded motion: roughness. Lower is better."
-    found.append(Column(part, "jerk error", unit, meaning, _of("jerk_error"), "low"))
+    found.append(Column(part, "jerk error", unit, meaning, _of("jerk_error"), "low", page=False))
     return found
 
 
@@ -193,8 +198,8 @@ def _ranks() -> list[Column]:
     return [
         Column(part, "PRC", "", kept, _of("prc"), "high", 4, brief=2),
         Column(part, "PRC across episodes", "", across, _of("prc_across_episodes"), "high", 4),
-        Column(part, "left out", "chunks", left, _of("prc_left_out"), None, 0),
-        Column(part, "collapsed", "chunks", collapsed, _of("prc_collapsed"), "low", 0),
+        Column(part, "left out", "chunks", left, _of("prc_left_out"), None, 0, page=False),
+        Column(part, "collapsed", "chunks", collapsed, _of("prc_collapsed"), "low", 0, page=False),
     ]
 
 
@@ -209,7 +214,7 @@ def _tokens() -> list[Column]:
         "loss and reports it, so 0 is not a fault."
     )
     return [
-        Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1),
+        Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1, page=False),
         Column(part, "perplexity", "codes", perplexity, _of("perplexity"), None, 1),
         Column(part, "overlap", "%", overlap, _of("overlap", 100), "high", 1),
         Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1),
@@ -224,6 +229,6 @@ def _speed() -> list[Column]:
     return [
         Column(part, "encode", "ms", one.format("encode"), _of("encode_ms"), "low", 2),
         Column(part, "decode", "ms", one.format("decode"), _of("decode_ms"), "low", 2),
-        Column(part, "encode", "chunks/s", many.format("encode"), _of("encode_per_s"), "high", -1),
-        Column(part, "decode", "chunks/s", many.format("decode"), _of("decode_per_s"), "high", -1),
+        Column(part, "encode", "chunks/s", many.format("encode"), _of("encode_per_s"), "high", -1, page=False),
+        Column(part, "decode", "chunks/s", many.format("decode"), _of("decode_per_s"), "high", -1, page=False),
     ]

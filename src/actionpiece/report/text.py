@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MISSING = "\N{EN DASH}"  # where there is nothing to measure
 E4, E3 = "\N{MULTIPLICATION SIGN}10⁻⁴", "\N{MULTIPLICATION SIGN}10⁻³"  # the scales in which MSE and L1 are written
@@ -27,6 +27,16 @@ def shorten(text: object, limit: int) -> str:
         return line
     tail = (limit - 1) // 2
     return f"{line[: limit - 1 - tail]}…{line[-tail:]}"
+
+
+def distinct(texts: Sequence[str], limit: int) -> list[str]:
+    """All texts as `shorten` has them, with as many more characters as it takes to tell them apart."""
+    whole = len({plain(text) for text in texts})
+    for longer in range(limit, max(map(len, texts), default=0) + 1):
+        short = [shorten(text, longer) for text in texts]
+        if len(set(short)) == whole:
+            return short
+    return [plain(text) for text in texts]
 
 
 def listed(items: Iterable[str]) -> str:

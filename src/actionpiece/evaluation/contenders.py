@@ -1,0 +1,237 @@
+"""What takes part in a comparison: tokenizers by name, by folder, or made by a user's own code; fitted or loaded."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actionpiece.data import Demos
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.score import Training, environment
+from actionpiece.makers import find_maker, make, names_maker
+from actionpiece.normalize import Normalizer, parse_way
+from actionpiece.tokenizers import (
+    KINDS,
+    RECIPES,
+    ActionTokenizer,
+    build_config,
+    load,
+    recipe,
+    tokenizer_class,
+    trained,
+)
+
+FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
+LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What a user names: a kind to fit, with settings (`pq:blend=0.5:codes=256`), one fitted before, or a maker.
+
+    folder: of the fitted one, or the name of one that comes with the package.
+    normalizer: how its columns are scaled before tokenizing; for kinds to fit.
+    maker: `path/to/file.py:make` or `package.module:make`.
+    """
+
+    name: str
+    kind: str | None = None
+    config: Any = None
+    folder: Path | None = None
+    normalizer: str = "minmax"
+    maker: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """Read one entry of `--tokenizers`."""
+        name, *settings = text.split(":")
+        if name not in KINDS and name not in RECIPES:
+            folder = Path(text)
+            if folder.is_dir() or text in trained():
+                return cls(folder.resolve().name, folder=folder)
+            if names_maker(text):
+                place, _, function = text.rpartition(":")
+                return cls(f"{Path(place).name}:{function}", maker=text)
+            known = ", ".join([*KINDS, *RECIPES, *trained()])
+            raise ActionPieceError(
+                f"'{text}' is neither a tokenizer ({known}) nor a folder with one, nor spelled file.py:maker"
+            )
+        values = {}
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise ActionPieceError(f"'{text}': settings are written key=value, as in pq:blend=0.5, not '{setting}'")
+            values[key] = _literal(value)
+        normalizer = str(values.pop("normalizer", "minmax"))
+        parse_way(normalizer)
+        kind, config = recipe(name)
+        plain = dataclasses.asdict(config) | values
+        return cls(text, kind, build_config(type(config), plain, f"'{text}'"), normalizer=normalizer)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text  # a plain word
+
+
+def check_names(contenders: Sequence[Contender]) -> None:
+    """An error if two contenders go by the same name."""
+    if len({contender.name for contender in contenders}) < len(contenders):
+        raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
+
+
+def check_possible(contender: Contender, demos: Demos, training: Training) -> None:
+    """An error if a contender cannot work: better known before the first fit than after the last."""
+    if contender.maker is not None:
+        _arguments(contender.maker, find_maker(contender.maker, "tokenizer"))
+    elif contender.folder is not None:
+        load(contender.folder)
+    else:
+        assert contender.kind is not None
+        tokenizer_class(contender.kind)(
+            contender.config,
+            space=demos.space,
+            normalizer=training.normalizer,
+            distance=training.distance,
+            horizon=training.chunks.horizon,
+        )
+
+
+def with_steps(config: Any, steps: int) -> Any:
+    """A learned tokenizer's configuration with so many training steps; others stay as they are."""
+    train = getattr(config, "train", None)
+    if train is None:
+        return config
+    # What comes before the real thing stays within a tenth of it.
+    early = {key: min(getattr(train, key), steps // 10) for key in ("warmup", "continuous") if hasattr(train, key)}
+    return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps, **early))
+
+
+def fitting_chunks(training: Training, seed: int) -> np.ndarray:
+    """The training chunks (N, H, D) that tokenizers are fitted on."""
+    room = _FIT_VALUES // (training.chunks.horizon * training.chunks.demos.dim)
+    chunks: np.ndarray = training.chunks.sample(min(FIT_CHUNKS, room), seed)
+    return chunks
+
+
+def fit(
+    kind: str,
+    demos: Demos,
+    training: Training,
+    *,
+    config: Any = None,
+    normalizer: str = "minmax",
+    seed: int = 0,
+    run: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Callable[[float, str], None] | None = None,
+) -> ActionTokenizer:
+    """Fit a tokenizer on the training episodes, and write down what it was fitted on.
+
+    normalizer: see `normalize.Way`. run, resume, device: for learned tokenizers, as in `ActionTokenizer.fit`.
+    """
+    began = time.perf_counter()
+    chunks = fitting_chunks(training, seed)
+    # Min-max is that of whole episodes, in which everybody is scored; other ways are fitted on the chunks.
+    scaled = training.normalizer if normalizer == "minmax" else Normalizer.fit(*_way(normalizer, chunks))
+    tokenizer = tokenizer_class(kind).fit(
+        chunks,
+        demos.space,
+        config,
+        normalizer=scaled,
+        distance=training.distance,
+        seed=seed,
+        validation=training.validation.sample(LOOK_CHUNKS, seed),
+        run=run,
+        resume=resume,
+        device=device,
+        progress=progress,
+    )
+    note_fit(tokenizer, demos, time.perf_counter() - began, device)
+    return tokenizer
+
+
+def _way(text: str, chunks: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+    method, out_of_range = parse_way(text)
+    return method, chunks, out_of_range
+
+
+def ready(
+    contender: Contender,
+    demos: Demos,
+    training: Training,
+    *,
+    seed: int = 0,
+    run: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Callable[[float, str], None] | None = None,
+) -> ActionTokenizer:
+    """A contender's tokenizer: loaded, made by the user's code, or fitted on the training episodes (see `fit`)."""
+    if contender.folder is not None:
+        return load(contender.folder)
+    if contender.maker is not None:
+        return _made(contender.maker, demos, training, seed)
+    assert contender.kind is not None
+    return fit(
+        contender.kind,
+        demos,
+        training,
+        config=contender.config,
+        normalizer=contender.normalizer,
+        seed=seed,
+        run=run,
+        resume=resume,
+        device=device,
+        progress=progress,
+    )
+
+
+def _made(text: str, demos: Demos, training: Training, seed: int) -> ActionTokenizer:
+    began = time.perf_counter()
+    maker = find_maker(text, "tokenizer")
+    chunks = fitting_chunks(training, seed) if _arguments(text, maker) else None
+    tokenizer = make(text, "tokenizer", *(() if chunks is None else (chunks, demos.space)), maker=maker)
+    if not isinstance(tokenizer, ActionTokenizer):
+        raise ActionPieceError(
+            f"'{text}' made no tokenizer but a {type(tokenizer).__name__}; actionpiece.wrap makes one of two functions"
+        )
+    if chunks is not None:
+        tokenizer.provenance |= {"seed": seed, "chunks": len(chunks)}
+        note_fit(tokenizer, demos, time.perf_counter() - began, "cpu")
+    return tokenizer
+
+
+def _arguments(text: str, maker: Callable[..., Any]) -> int:
+    """How many arguments a maker must be given: none, or training chunks and the action space."""
+    needed = [
+        one
+        for one in inspect.signature(maker).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(needed) not in (0, 2) or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise ActionPieceError(f"'{text}' must take no argument, or two: (train_chunks, space)")
+    return len(needed)
+
+
+def note_fit(tokenizer: ActionTokenizer, demos: Demos, seconds: float, device: str, *, side_by_side: int = 1) -> None:
+    """Add to a tokenizer what it was fitted on, where and in what time."""
+    data = demos.describe()
+    tokenizer.provenance |= {
+        "data": {key: data[key] for key in ("name", "generated", "fingerprint", "split", "idle", "licence", "note")},
+        "fit_seconds": round(seconds, 3),
+        "fit_device": device,
+        "side_by_side": side_by_side,
+        "environment": environment(),
+    }

@@ -1,0 +1,113 @@
+"""What is kept of a contender that was scored: its row, and what the report draws of it; so that it is not redone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.score import Score, ScoringSet
+from actionpiece.files import read_json, write_json, writing
+
+CELL, _ARRAYS = "cell.json", "cell.npz"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A contender's row, its decoded chunks (n, H, D), the error (n,) and rank correlation (n,) of each, and how often
+    each code occurs (vocab_size,)."""
+
+    row: dict[str, Any]
+    decoded: np.ndarray
+    errors: np.ndarray
+    rho: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, score: Score) -> Scored:
+        """The part of a score that is kept."""
+        errors = score.fidelity.per_chunk.cpu().numpy()
+        return cls(score.row, np.asarray(score.decoded), errors, score.prc.per_anchor, score.use.counts)
+
+
+def keep(folder: Path, about: dict[str, Any], scored: Scored) -> None:
+    """Write a finished cell; its JSON comes last and says that it is whole."""
+    with writing(folder / _ARRAYS) as aside, aside.open("wb") as file:
+        np.savez(file, decoded=scored.decoded, errors=scored.errors, rho=scored.rho, counts=scored.counts)
+    write_json(folder / CELL, {"about": about, "row": scored.row})
+
+
+def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
+    """A finished cell, or None where there is none; one that was made otherwise is an error."""
+    if not (folder / CELL).is_file():
+        return None
+    saved = read_json(folder / CELL)
+    wanted = json.loads(json.dumps(about))  # tuples as lists, the way they come back from a file
+    different = [key for key in wanted if saved["about"].get(key) != wanted[key]]
+    if different:
+        raise ActionPieceError(
+            f"{folder} was made with another {' and '.join(different)}; write to another folder or remove it"
+        )
+    try:
+        with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:
+            return Scored(saved["row"], **{name: arrays[name] for name in ("decoded", "errors", "rho", "counts")})
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise ActionPieceError(f"{folder / _ARRAYS} cannot be read ({error}); remove {folder}") from None
+
+
+def drawings(data: ScoringSet, scores: Sequence[Scored]) -> dict[str, Any]:
+    """What the report draws beyond the rows: example chunks with everyone's reconstruction, and distributions.
+
+    chunks: each with `why` it is shown, whose worst it is (`of`, None for the typical one), `original` (H, D) and
+        `decoded` {name: (H, D)}, in raw units.
+    code_counts: {name: how often each code occurs, most frequent first}.
+    rho: {name: Spearman correlations of all anchors}. chunk_mse: {name: mean squared error of each chunk}.
+    """
+    names = [s.row["name"] for s in scores]
+    errors = np.stack([s.errors for s in scores])
+    # Typical: near the middle of every contender's own ranking, and not a chunk that stands still.
+    ranks = errors.argsort(1).argsort(1) / (errors.shape[1] - 1)
+    moving = np.ptp(data.chunks, axis=1).max(1)
+    off = np.abs(ranks - 0.5).max(0) + np.where(moving < np.median(moving), 1.0, 0.0)
+    picks: list[tuple[int, str | None, str]] = [
+        (int(off.argmin()), None, "typical: close to every tokenizer's median error")
+    ]
+    picks += [
+        (int(row.argmax()), name, f"worst of {name}: its largest error of all {len(row)} chunks")
+        for row, name in zip(errors, names, strict=True)
+    ]
+    chunks = [
+        {
+            "why": why,
+            "of": of,
+            "index": index,
+            "original": data.chunks[index].tolist(),
+            "decoded": {s.row["name"]: s.decoded[index].tolist() for s in scores},
+            "mse": {name: float(row[index]) for row, name in zip(errors, names, strict=True)},
+        }
+        for index, of, why in picks
+    ]
+    return {
+        "labels": list(data.distance.space.labels),
+        "rate": data.rate,
+        "chunks": chunks,
+        "code_counts": {s.row["name"]: np.sort(s.counts)[::-1].tolist() for s in scores},
+        "rho": {s.row["name"]: s.rho for s in scores},
+        "chunk_mse": dict(zip(names, errors, strict=True)),
+    }
+
+
+def only(pictures: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The drawings of some contenders: those of one table."""
+    part = {key: {name: pictures[key][name] for name in names} for key in ("code_counts", "rho", "chunk_mse")}
+    chunks = [
+        chunk | {key: {name: chunk[key][name] for name in names} for key in ("decoded", "mse")}
+        for chunk in pictures["chunks"]
+        if chunk["of"] is None or chunk["of"] in names
+    ]
+    return {**pictures, **part, "chunks": chunks}

@@ -1,0 +1,40 @@
+"""The Markdown page of a comparison: its tables, and how they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actionpiece.report.tables import markdown_table
+from actionpiece.report.text import listed, plain
+
+
+def markdown_page(results: dict[str, Any]) -> str:
+    """Every table with the columns that are asked for first; all others are in the JSON file beside it."""
+    data, protocol, rows = results["data"], results["protocol"], results["rows"]
+    kind = " (generated demonstrations)" if data["generated"] else ""
+    lines = [
+        f"# Action tokenizers on {plain(data['name'])}{kind}",
+        "",
+        f"Made by `{plain(results['command'])}`." if results["command"] else "The command was not recorded.",
+        f"{rows[0]['n']:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
+        f" PRC@{protocol['k']}, seed {results['seed']}.",
+        "MSE is in one min-max scaling for all, whatever each tokenizer uses inside. Latencies are of one chunk, on the"
+        " machine named in the JSON file beside this page, which has every setting and figure.",
+    ]
+    for table in results.get("tables") or [{"name": "", "about": "", "names": [row["name"] for row in rows]}]:
+        if table["name"]:
+            lines += ["", f"## {table['name']}", "", table["about"]]
+        mine = {row["name"]: row for row in rows}
+        chosen = [mine[name] for name in table["names"]]
+        lines += ["", markdown_table(chosen, brief=True).rstrip() if chosen else "No tokenizer of this table is there."]
+        lines += [f"\n{sentence}" for sentence in absent(results, table["name"])]
+    return "\n".join(lines) + "\n"
+
+
+def absent(results: dict[str, Any], table: str) -> list[str]:
+    """Who is missing from a table, a sentence for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in results.get("missing", ()):
+        if one["table"] == table:
+            reasons.setdefault(plain(one["why"]), []).append(plain(one["name"]))
+    return [f"Not there: {listed(names)} ({why})." for why, names in reasons.items()]

@@ -1,0 +1,316 @@
+"""Comparisons: contenders of all sorts side by side, what is finished is kept, and recipes hold what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actionpiece import ActionPieceError, open_demos
+from actionpiece.evaluation import compare as module
+from actionpiece.evaluation import recipes
+from actionpiece.evaluation.compare import Comparison, compare, write_comparison
+from actionpiece.evaluation.contenders import Contender, fit, with_steps
+from actionpiece.evaluation.recipes import BITS, COMPARISONS, Entry, Knob, Table, resolve, resolve_once
+from actionpiece.evaluation.score import Protocol, ScoringSet, Training
+from actionpiece.tokenizers import KINDS, RECIPES, load
+from actionpiece.tokenizers.actionpiece import ActionPieceConfig
+from actionpiece.tokenizers.fast import FastConfig
+from actionpiece.training.replica import Replica
+from tiny import StopError, stop_at, tiny
+
+PROTOCOL = Protocol(n=120, k=8)
+MAKERS = """
+import numpy as np
+import actionpiece
+
+def wrapped(space, horizon, low, high):
+    size = np.where(high > low, high - low, 1.0)
+    encode = lambda x: np.round((x - low) / size * 63).clip(0, 63).astype(int).reshape(len(x), -1)
+    decode = lambda ids: ids.reshape(len(ids), horizon, space.dim) / 63 * size + low
+    return actionpiece.wrap(
+        encode, decode, space=space, horizon=horizon, vocab_size=64, tokens_per_chunk=horizon * space.dim, name="mine"
+    )
+
+def fitted(train_chunks, space):
+    return wrapped(space, train_chunks.shape[1], train_chunks.min((0, 1)), train_chunks.max((0, 1)))
+
+def ready(horizon=8):
+    return wrapped(actionpiece.ActionSpace.preset("libero"), horizon, -np.ones(7), np.ones(7))
+
+def short(): return ready(4)
+def nothing(): return 3
+def one(chunks): return None
+"""
+
+
+@pytest.fixture(scope="module")
+def demos() -> Any:
+    return open_demos("generated")
+
+
+@pytest.fixture(scope="module")
+def training(demos: Any) -> Training:
+    return Training.of(demos, 8)
+
+
+@pytest.fixture
+def makers(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MAKERS)
+    return path
+
+
+def run(demos: Any, training: Training, *names: str, **rest: Any) -> Comparison:
+    contenders = [Contender.parse(name) for name in names]
+    return compare(demos, contenders, protocol=PROTOCOL, training=training, **rest)
+
+
+def test_a_contender_may_have_a_normaliser_of_its_own(demos: Any, training: Training, tmp_path: Path) -> None:
+    names = ("fast:vocab_size=300", "fast:vocab_size=300:normalizer=quantile", "binning:normalizer=symmetric+clip")
+    comparison = run(demos, training, *names, save=tmp_path / "tokenizers")
+    plain, quantile, clipped = comparison.results["rows"]
+    assert [row["normalizer"] for row in (plain, quantile, clipped)] == ["minmax", "quantile", "symmetric+clip"]
+    assert [row["name"] for row in comparison.results["rows"]] == list(names)
+    assert plain["mse"] != quantile["mse"]
+    assert "normalizer" not in quantile["config"]
+    saved = load(tmp_path / "tokenizers" / "fast_vocab_size-300_normalizer-quantile")
+    assert saved.normalizer.method == "quantile"
+    # The error is in min-max coordinates for everybody.
+    chunks = ScoringSet.of(demos, training, PROTOCOL).chunks
+    by_hand = ((saved.decode(saved.encode(chunks)) - chunks) / training.normalizer.scale) ** 2
+    assert quantile["mse"] == pytest.approx(float(by_hand.mean()), rel=1e-5)
+    write_comparison(tmp_path, comparison)
+    assert "<td>symmetric+clip</td>" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("fast:normalizer=none", "'none' is no way to normalise; there are minmax, quantile"),
+        ("fast:normalizer=meanstd+clip", "no way to normalise"),
+        ("nope", "neither a tokenizer"),
+        ("nope:blend=0.5", "neither a tokenizer"),
+        ("fast:scale", "written key=value"),
+    ],
+)
+def test_what_is_no_contender_is_said(text: str, reason: str) -> None:
+    with pytest.raises(ActionPieceError, match=reason):
+        Contender.parse(text)
+
+
+def test_a_users_own_tokenizers_stand_beside_the_others(
+    demos: Any, training: Training, makers: Path, tmp_path: Path
+) -> None:
+    comparison = run(demos, training, "binning:bins=64", f"{makers}:fitted", f"{makers}:ready", save=tmp_path / "t")
+    rows = {row["name"]: row for row in comparison.results["rows"]}
+    assert list(rows) == ["binning:bins=64", "mine.py:fitted", "mine.py:ready"]
+    mine = rows["mine.py:fitted"]
+    assert (mine["tokens_per_chunk"], mine["bits_per_chunk"], mine["kind"]) == (56, 56 * 6, "wrapped")
+    assert mine["config"]["name"] == "mine"
+    assert mine["encode_ms"] > 0
+    assert mine["fitted_on"]["chunks"] > 1000
+    assert "chunks" not in rows["mine.py:ready"]["fitted_on"]
+    # 64 levels from end to end and 64 bins are about as fine.
+    moved = {name: row["groups"][0]["rmse"] for name, row in rows.items()}
+    assert moved["mine.py:fitted"] == pytest.approx(moved["binning:bins=64"], rel=0.1)
+    assert sorted(comparison.made) == ["mine.py:fitted", "mine.py:ready"]
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["binning_bins-64"]
+    write_comparison(tmp_path, comparison)
+    assert "mine.py:ready" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nothing", "made no tokenizer but a int"),
+        ("one", "must take no argument, or two"),
+        ("short", "fitted for 4 steps and cannot encode 8"),
+        ("gone", "cannot be loaded"),
+    ],
+)
+def test_what_a_maker_may_not_make_is_said(
+    demos: Any, training: Training, makers: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(ActionPieceError, match=reason):
+        run(demos, training, f"{makers}:{name}")
+
+
+def test_finished_contenders_are_neither_fitted_nor_scored_again(
+    demos: Any, training: Training, makers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("binning", "fast:vocab_size=300", f"{makers}:ready", "spline")
+    whole = run(demos, training, *names)
+    readied: list[str] = []
+    ready = module.ready
+
+    def stopping(contender: Contender, *rest: Any, **more: Any) -> Any:
+        if contender.name == "spline" and "spline" not in readied:
+            readied.append("spline")
+            raise KeyboardInterrupt
+        readied.append(contender.name)
+        return ready(contender, *rest, **more)
+
+    monkeypatch.setattr(module, "ready", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(demos, training, *names, cells=tmp_path / "cells")
+    readied.remove("binning")
+    resumed = run(demos, training, *names, cells=tmp_path / "cells")
+    # The interrupted one, and the user's own, of which nobody knows whether it has changed.
+    assert readied == ["fast:vocab_size=300", "mine.py:ready", "spline", "mine.py:ready", "spline"]
+    assert resumed.results["finished_before"] == ["binning", "fast:vocab_size=300"]
+    steady = ("name", "mse", "prc", "perplexity", "valid_changed", "overlap", "bits_per_chunk")
+    for key in steady:
+        assert [row[key] for row in resumed.results["rows"]] == [row[key] for row in whole.results["rows"]]
+    for key in ("rho", "chunk_mse"):
+        for name, values in whole.pictures[key].items():
+            np.testing.assert_array_equal(resumed.pictures[key][name], values)
+    assert resumed.pictures["chunks"] == whole.pictures["chunks"]
+    with pytest.raises(ActionPieceError, match="binning was made with another seed; write to another folder"):
+        run(demos, training, "binning", cells=tmp_path / "cells", seed=1)
+    other = dataclasses.replace(PROTOCOL, n=100)
+    with pytest.raises(ActionPieceError, match="made with another protocol"):
+        compare(demos, [Contender.parse("binning")], protocol=other, training=training, cells=tmp_path / "cells")
+    (tmp_path / "cells" / "binning" / "cell.npz").write_bytes(b"PK")
+    with pytest.raises(ActionPieceError, match=r"cell\.npz cannot be read"):
+        run(demos, training, "binning", cells=tmp_path / "cells")
+
+
+def test_a_learned_contender_goes_on_from_its_checkpoint(
+    demos: Any, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contender = Contender("tiny", "actionpiece", tiny())
+
+    def scored(folder: Path) -> Any:
+        (row,) = compare(demos, [contender], protocol=PROTOCOL, training=training, cells=folder).results["rows"]
+        return row["fingerprint"]
+
+    whole = scored(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7)
+        with pytest.raises(StopError):
+            scored(tmp_path / "cut")
+    steps: list[int] = []
+    advance = Replica.advance
+
+    def count(self: Replica) -> None:
+        steps.append(self.done)
+        advance(self)
+
+    monkeypatch.setattr(Replica, "advance", count)
+    assert scored(tmp_path / "cut") == whole
+    assert steps == list(range(6, 12))
+
+
+def test_only_training_is_shortened() -> None:
+    assert with_steps(FastConfig(), 5) == FastConfig()
+    assert with_steps(None, 5) is None
+    short = with_steps(ActionPieceConfig(), 50)
+    assert (short.train.steps, short.train.warmup, short.train.continuous) == (50, 5, 5)
+    assert dataclasses.replace(short, train=ActionPieceConfig().train) == ActionPieceConfig()
+
+
+SMALL = (
+    Table("native", "As they are.", (Entry("binning"), Entry("oat_of_the_future"))),
+    Table(
+        "within-144-bits",
+        "As large as fits.",
+        (
+            Entry("binning", (Knob("bins"),)),
+            Entry("fast", (Knob("scale", (2, 5, 10, 20, 40)),)),
+            Entry("spline", (Knob("bins"),)),
+            Entry("pq", (Knob("no_such"), Knob("codes"))),
+            Entry("actionpiece", (Knob("codes"),)),
+            Entry("binning:bins=300"),
+            Entry("oat_of_the_future", (Knob("tokens"),)),
+        ),
+        144,
+    ),
+)
+
+
+def test_within_a_number_of_bits_every_tokenizer_is_as_large_as_fits(demos: Any, training: Training) -> None:
+    found = resolve(SMALL, demos, training)
+    native, within = found.tables
+    assert native["names"] == ["binning"]
+    assert within["names"][0] == f"binning:bins={math.floor(2 ** (144 / 56))}"
+    assert within["names"][2] == f"spline:bins={math.floor(2 ** (144 / 35))}"
+    assert within["names"][3:] == ["pq", "actionpiece"]  # as they are
+    scale = Contender.parse(within["names"][1]).config.scale
+    look = training.validation.sample(2000, 0)
+
+    def bits(scale: float) -> float:
+        fast = fit("fast", demos, training, config=FastConfig(scale=scale))
+        return fast.bits_per_chunk(float(np.mean([len(row) for row in fast.encode(look)])))
+
+    finer = {2: 5, 5: 10, 10: 20, 20: 40}[scale]
+    assert bits(scale) <= 144 < bits(finer)
+    assert [(one["table"], one["name"]) for one in found.missing] == [
+        ("native", "oat_of_the_future"),
+        ("within-144-bits", "binning:bins=300"),
+        ("within-144-bits", "oat_of_the_future"),
+    ]
+    assert found.missing[0]["why"] == "not in this version"
+    assert "not within 144 bits" in found.missing[1]["why"]
+
+
+def test_further_contenders_join_the_tables_into_which_they_fit(demos: Any, training: Training) -> None:
+    found = resolve((SMALL[0], dataclasses.replace(SMALL[1], entries=())), demos, training)
+    joined = found.joined({"small": 100.0, "large": 200.0})
+    assert [table["names"] for table in joined.tables] == [["binning", "small", "large"], ["small"]]
+    assert joined.missing[-1] == {"table": "within-144-bits", "name": "large", "why": "it takes 200 bits"}
+
+
+def test_a_recipe_is_looked_for_once(
+    demos: Any, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMPARISONS, "small", (SMALL[0],))
+    file = tmp_path / "recipe.json"
+    first = resolve_once(file, "small", demos, training)
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes, "resolve", lambda *rest, **more: pytest.fail("looked for again"))
+        assert resolve_once(file, "small", demos, training) == first
+    monkeypatch.setitem(KINDS, "oat_of_the_future", KINDS["binning"])  # a later version has it
+    again = resolve_once(file, "small", demos, training)
+    assert again.tables[0]["names"] == ["binning", "oat_of_the_future"]
+    with pytest.raises(ActionPieceError, match="there is no recipe 'none'; there are matched, classical"):
+        resolve_once(file, "none", demos, training)
+
+
+def test_the_recipes_name_every_tokenizer_there_is_and_only_settings_that_exist() -> None:
+    named = {entry.name.partition(":")[0] for table in COMPARISONS["matched"] for entry in table.entries}
+    assert named >= {*KINDS, *RECIPES} - {"small"}
+    assert BITS == 144
+    for entry in COMPARISONS["matched"][1].entries:
+        if entry.name.partition(":")[0] in {"binning", "fast", "spline", "pq", "rvq", "actionpiece", "best"}:
+            settings = {field.name for field in dataclasses.fields(Contender.parse(entry.name).config)}
+            assert settings & {knob.setting for knob in entry.knobs}, entry.name
+
+
+def test_two_tables_have_a_report_each_and_one_page(demos: Any, training: Training, tmp_path: Path) -> None:
+    comparison = run(demos, training, "binning", "binning:bins=5", "spline")
+    comparison.results["tables"] = [
+        {"name": "native", "about": "As they are.", "bits": None, "names": ["spline", "binning"]},
+        {"name": "within", "about": "As large as fits.", "bits": 144, "names": ["binning:bins=5"]},
+    ]
+    absent = [{"table": "within", "name": name, "why": "not in this version"} for name in ("oat", "quest")]
+    comparison.results["missing"] = absent
+    reports = write_comparison(tmp_path, comparison)
+    assert [path.name for path in reports] == ["native.html", "within.html"]
+    native, within = (path.read_text() for path in reports)
+    assert "binning:bins=5</span>" not in native
+    assert native.index(">spline</span>") < native.index(">binning</span>")
+    assert "Not there: oat and quest (not in this version)." in within
+    assert "Not there" not in native
+    page = (tmp_path / "tables.md").read_text()
+    assert page.index("## native") < page.index("| spline |") < page.index("## within") < page.index("Not there: oat")
+    head = next(line for line in page.splitlines() if line.startswith("| tokenizer"))
+    asked = "tokens, bits, MSE, translation, rotation, gripper flips, PRC, PRC across episodes, perplexity, overlap"
+    for column in [*asked.split(", "), "valid, changed", "encode [ms]", "decode [ms]"]:
+        assert f"| {column}" in head, column
+    assert json.loads((tmp_path / "results.json").read_text())["tables"] == comparison.results["tables"]
