@@ -24,7 +24,7 @@ help:
 	@touch $@
 
 .venv/developer: .venv/package
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sim,serve]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sim,serve,policy]'
 	@touch $@
 
 # LIBERO asks for torch, wandb, robomimic and more, which its simulator never imports: without its dependencies, then,

@@ -28,7 +28,7 @@ def data() -> None:
 
 
 def policy() -> None:
-    """Serve a policy to robots: `actionpiece policy serve POLICY`."""
+    """Train a policy, and serve it to robots: `actionpiece policy train`, `actionpiece policy serve`."""
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -61,7 +61,10 @@ def run(arguments: Sequence[str]) -> None:
     elif arguments[:1] == ["data"]:
         _parse({"info": data_info}, arguments[1:], "actionpiece data", "Look at demonstrations.")
     elif arguments[:1] == ["policy"]:
-        _parse({"serve": serve}, arguments[1:], "actionpiece policy", "Policies for robots.")
+        from actionpiece.commands.policy_training import train_command
+
+        table = {"train": train_command(arguments), "serve": serve}
+        _parse(table, arguments[1:], "actionpiece policy", "Policies: vision-language models that speak action tokens.")
     else:
         _parse(COMMANDS, arguments, "actionpiece", _ABOUT)
 

@@ -22,9 +22,9 @@ def writing(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     aside = Path(name)
-    aside.chmod(0o644)  # mkstemp makes 0600, which would outlive the rename
     try:
         yield aside
+        aside.chmod(0o644)  # mkstemp makes 0600, which would outlive the rename, and so do some writers
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -54,6 +54,9 @@ def writing_folder(path: Path, marker: str) -> Iterator[Path]:
     aside.chmod(0o755)
     try:
         yield aside
+        for file in aside.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)  # safetensors makes 0600
         if not path.is_dir():
             os.replace(aside, path)
             return

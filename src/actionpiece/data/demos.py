@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from actionpiece.data.card import Card
 from actionpiece.data.idle import idle_steps
-from actionpiece.data.reader import Actions, Indices, Reader, Start
+from actionpiece.data.reader import Actions, Indices, Look, Reader, Start
 from actionpiece.data.split import Split, SplitRule
 from actionpiece.errors import ActionPieceError
 from actionpiece.space import PRESETS, ActionSpace
@@ -206,6 +207,24 @@ class Demos:
             known = member.reader.starts()
             starts.extend(None if known is None else known[i] for i in member.episodes)
         return starts
+
+    @property
+    def cameras(self) -> list[str]:
+        """The cameras of which every member has pictures."""
+        first, *others = [member.reader.cameras() for member in self.members]
+        return [name for name in first if all(name in names for names in others)]
+
+    def looks(self, cameras: Sequence[str]) -> Iterator[Look]:
+        """Every step of every episode at which all of these cameras took a picture."""
+        if self.drop_idle is not None:
+            raise ActionPieceError("pictures belong to the steps as recorded; leave idle steps in to look at them")
+        first = 0
+        for member in self.members:
+            kept = {int(stored): first + position for position, stored in enumerate(member.episodes)}
+            for look in member.reader.looks(cameras):
+                if look.episode in kept:
+                    yield dataclasses.replace(look, episode=kept[look.episode])
+            first += len(member.episodes)
 
     @property
     def licence(self) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from actionpiece.data.lerobot_pictures import PREFIX, load_looks
 from actionpiece.data.reader import (
     Actions,
     Block,
     Cache,
+    Look,
     Reader,
     Start,
     as_actions,
@@ -49,7 +51,7 @@ class _Episode:
 
 
 class LeRobotReader(Reader):
-    """A LeRobot folder, v2.0, v2.1 or v3.x. Opening reads `meta/` alone; videos and images are never touched."""
+    """A LeRobot folder, v2.0, v2.1 or v3.x. Opening reads `meta/` alone; videos are never touched."""
 
     def __init__(self, root: Path, cache: Cache, action_key: str | None = None) -> None:
         self.path = self._root = root
@@ -129,17 +131,46 @@ class LeRobotReader(Reader):
             raise ActionPieceError(
                 f"{entry.file}: actions have {actions.shape[1]} columns, but {self.dim} are announced"
             )
-        if self._owners[entry.file] == 1 and len(actions) == entry.length:
-            low, high = 0, len(actions)  # the file is this episode, whatever number its rows carry
+        return actions[self._rows_of(entry, numbers, len(actions))]
+
+    def _rows_of(self, entry: _Episode, numbers: npt.NDArray[np.int64], count: int) -> slice:
+        """Where an episode lies among the `count` rows of its file, which are sorted by the episodes' `numbers`."""
+        if self._owners[entry.file] == 1 and count == entry.length:
+            low, high = 0, count  # the file is this episode, whatever number its rows carry
         elif len(numbers):
             low, high = (int(np.searchsorted(numbers, entry.index, side)) for side in ("left", "right"))  # type: ignore[call-overload]
         else:
-            low, high = entry.first, min(entry.first + entry.length, len(actions))
+            low, high = entry.first, min(entry.first + entry.length, count)
         if high - low != entry.length:
             raise ActionPieceError(
                 f"{entry.file}: episode {entry.index} has {high - low} steps, but the metadata says {entry.length}"
             )
-        return actions[low:high]
+        return slice(low, high)
+
+    def cameras(self) -> list[str]:
+        """The features that are pictures, without LeRobot's prefix; those that are videos are not read."""
+        return [name.removeprefix(PREFIX) for name in self._features("image")]
+
+    def _features(self, kind: str) -> list[str]:
+        features = self._info.get("features")
+        known = features.items() if isinstance(features, dict) else ()
+        return [name for name, about in known if isinstance(about, dict) and about.get("dtype") == kind]
+
+    def looks(self, cameras: Sequence[str]) -> Iterator[Look]:
+        """See `Reader.looks`."""
+        if videos := self._features("video"):
+            raise ActionPieceError(f"{self._root} keeps {videos[0]} as a video; convert it to images to train on it")
+        if unknown := [name for name in cameras if name not in self.cameras()]:
+            known = ", ".join(self.cameras()) or "none"
+            raise ActionPieceError(f"{self._root} has no camera '{unknown[0]}'; there are: {known}")
+        by_file: dict[Path, list[int]] = {}
+        for position, entry in enumerate(self._episodes):
+            by_file.setdefault(entry.file, []).append(position)
+        for file, positions in by_file.items():
+            rows = load_looks(file, [f"{PREFIX}{name}" for name in cameras])
+            for position in positions:
+                place = self._rows_of(self._episodes[position], rows.numbers, len(rows))
+                yield from rows.looks(position, place)
 
     def mask(self, name: str) -> npt.NDArray[np.bool_]:
         """A boolean column of the episode metadata."""

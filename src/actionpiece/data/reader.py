@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,19 @@ class Start:
 
     task: str
     seed: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen before a step. episode: counted from 0 within the reader. pictures: PNG or JPEG bytes.
+
+    state: the robot's, float32, or empty where the data has none.
+    """
+
+    episode: int
+    step: int
+    pictures: tuple[bytes, ...]
+    state: npt.NDArray[np.float32]
 
 
 class Reader(ABC):
@@ -67,6 +80,14 @@ class Reader(ABC):
     def starts(self) -> list[Start] | None:
         """Where each episode began in the simulator; None when the data does not say, as most does not."""
         return None
+
+    def cameras(self) -> list[str]:
+        """The names of the cameras whose pictures lie with the data; none where there are none."""
+        return []
+
+    def looks(self, cameras: Sequence[str]) -> Iterator[Look]:
+        """Every step that has a picture of each of these cameras, episode by episode."""
+        raise ActionPieceError(f"{self.name} holds no pictures, which a policy needs")
 
     def digest(self, *more: Path) -> str:
         """sha256 over `files()` and the files in `more`, read in small blocks."""

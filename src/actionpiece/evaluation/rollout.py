@@ -71,23 +71,32 @@ class Rollout:
 
 @functools.cache
 def load_policy(text: str) -> Policy:
-    """A policy from `package.module:maker` or `path/to/file.py:maker`, where maker() makes one; once per process.
-
-    Or a server that speaks openpi's protocol, by its address: ws://host:port.
+    """A policy from the folder of a trained one, or from `package.module:maker` or `path/to/file.py:maker`, where
+    maker() makes one; once per process. Or a server that speaks openpi's protocol, by its address: ws://host:port.
     """
     if text.startswith(("ws://", "wss://")):
         from actionpiece.policy.client import RemotePolicy
 
         return RemotePolicy(text)
+    if Path(text).is_dir():
+        from actionpiece.policy.model import ActionPolicy
+
+        return ActionPolicy.load(text, device=_device())
     if not names_maker(text):
         raise ActionPieceError(
-            f"'{text}' names no policy: write package.module:maker, path/to/file.py:maker or ws://host:port"
+            f"'{text}' names no policy: give its folder, package.module:maker, path/to/file.py:maker or ws://host:port"
         )
     policy = make(text, "policy")
     if not callable(getattr(policy, "act", None)):
         raise ActionPieceError(f"what '{text}' makes has no act(observation), so it is no policy")
     answer: Policy = policy
     return answer
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rollout(

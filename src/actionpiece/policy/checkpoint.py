@@ -1,0 +1,90 @@
+"""Where a policy's training stands: weights and moments in one safetensors file, whole or not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.files import read_json, write_json, writing
+
+NAME, SHARDED = "checkpoint.safetensors", "deepspeed"
+
+
+def save_state(
+    folder: Path, accelerator: Any, model: torch.nn.Module, optimizer: Any, about: dict[str, Any], step: int
+) -> None:
+    """Write weights, moments and the step. DeepSpeed shares the moments among processes and writes them itself."""
+    metadata = {"step": step, "about": about}
+    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
+        accelerator.save_state(str(folder / SHARDED))
+        if accelerator.is_main_process:
+            write_json(folder / SHARDED / "step.json", metadata)
+    elif accelerator.is_main_process:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _state(model, optimizer).items()}
+        with writing(folder / NAME) as aside:
+            save_file(tensors, aside, metadata={"json": json.dumps(metadata)})
+    accelerator.wait_for_everyone()
+
+
+@torch.no_grad()
+def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer: Any, about: dict[str, Any]) -> int:
+    """Put model and optimiser back where they stood; the number of steps done. Another run's state is an error."""
+    path = folder / NAME
+    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
+        path = folder / SHARDED / "step.json"
+        step = _checked(read_json(path), about, path)
+        accelerator.load_state(str(folder / SHARDED))
+        return step
+    try:
+        with safe_open(path, "pt") as file:
+            step = _checked(json.loads((file.metadata() or {}).get("json", "{}")), about, path)
+            _fill_moments(optimizer)
+            state = _state(model, optimizer)
+            if set(file.keys()) != state.keys():
+                raise ActionPieceError(f"{path} is a checkpoint of another model; start without --resume")
+            for name, tensor in state.items():
+                tensor.copy_(file.get_tensor(name))
+    except FileNotFoundError:
+        raise ActionPieceError(f"there is no checkpoint in {folder} to go on from") from None
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ActionPieceError(f"{path} is not a whole checkpoint of this policy: {error}") from None
+    return step
+
+
+def _checked(found: Any, about: dict[str, Any], path: Path) -> int:
+    saved = found.get("about", {}) if isinstance(found, dict) else {}
+    if saved != json.loads(json.dumps(about)):
+        different = sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key))
+        raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
+    return int(found["step"])
+
+
+def _fill_moments(optimizer: Any) -> None:
+    """An optimiser has no moments before its first step; they are to be loaded into."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            where = parameter.device if group.get("fused") else "cpu"
+            inner.state[parameter] = {
+                "step": torch.zeros((), device=where),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def _state(model: torch.nn.Module, optimizer: Any) -> dict[str, Tensor]:
+    inner = getattr(optimizer, "optimizer", optimizer)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            for part, tensor in inner.state.get(parameter, {}).items():
+                tensors[f"{part}.{names[id(parameter)]}"] = tensor
+    return tensors

@@ -1,0 +1,135 @@
+"""What a policy learns from: looks (pictures, state, instruction) with the tokens of the chunk that follows each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actionpiece.data import Demos
+from actionpiece.data.reader import Look
+from actionpiece.errors import ActionPieceError
+from actionpiece.policy.model import ActionPolicy, fitted
+from actionpiece.tokenizers.base import ActionTokenizer
+
+_KEEP = 1 << 32  # bytes of decoded pictures that are kept in memory; beyond, they are decoded when needed
+
+
+@dataclass(frozen=True)
+class Lookings:
+    """All looks of a data set, with what belongs to each: the instruction and the chunk (H, D) that follows.
+
+    At an episode's end the last command is repeated.
+    """
+
+    looks: list[Look]
+    instructions: list[str]
+    chunks: np.ndarray
+
+    @classmethod
+    def of(cls, demos: Demos, cameras: Sequence[str], horizon: int) -> Lookings:
+        """Read them; pictures stay compressed."""
+        if demos.tasks is None:
+            raise ActionPieceError(f"{demos.name} has no instructions, which a policy reads")
+        looks = list(demos.looks(cameras))
+        if not looks:
+            raise ActionPieceError(f"{demos.name} has no step with pictures of {', '.join(cameras)}")
+        tasks, episodes = demos.tasks, {look.episode for look in looks}
+        actions = {episode: demos.episode(episode) for episode in episodes}
+        chunks = np.stack([_following(actions[look.episode], look.step, horizon) for look in looks])
+        return cls(looks, [tasks[look.episode] for look in looks], chunks)
+
+    def among(self, episodes: Any) -> Lookings:
+        """Those of some episodes."""
+        wanted = set(np.asarray(episodes).tolist())
+        keep = [number for number, look in enumerate(self.looks) if look.episode in wanted]
+        return Lookings([self.looks[n] for n in keep], [self.instructions[n] for n in keep], self.chunks[keep])
+
+    def __len__(self) -> int:
+        return len(self.looks)
+
+    def side(self) -> int:
+        """The side of the pictures, as a multiple of 32 pixels."""
+        from PIL import Image
+
+        width, height = Image.open(io.BytesIO(self.looks[0].pictures[0])).size
+        return max(32, round((width + height) / 64) * 32)
+
+    def state_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Least and largest values of the state."""
+        states = np.stack([look.state for look in self.looks])
+        return tuple(states.min(0).tolist()), tuple(states.max(0).tolist())
+
+
+def _following(actions: np.ndarray, step: int, horizon: int) -> np.ndarray:
+    return actions[np.minimum(step + np.arange(horizon), len(actions) - 1)]
+
+
+class PolicyExamples:
+    """Lookings as a policy reads them: prompts and token ids made once, pictures decoded."""
+
+    def __init__(self, lookings: Lookings, policy: ActionPolicy) -> None:
+        self.lookings, self.policy, self.side = lookings, policy, policy.config.side
+        looks = zip(lookings.looks, lookings.instructions, strict=True)
+        self.prompts = [policy.prompt(text, look.state if policy.config.state else None) for look, text in looks]
+        self.ids = encoded(policy.tokenizer, lookings.chunks)
+        self._pool = ThreadPoolExecutor(8)
+        size = len(lookings) * len(policy.config.views) * self.side**2 * 3
+        self._kept = self._decode(range(len(lookings))) if size <= _KEEP else None
+
+    def __len__(self) -> int:
+        return len(self.lookings)
+
+    def pictures(self, index: Sequence[int]) -> Tensor:
+        """(n, V, side, side, 3) uint8."""
+        return self._decode(index) if self._kept is None else self._kept[torch.as_tensor(index)]
+
+    def _decode(self, index: Sequence[int]) -> Tensor:
+        shots = [shot for number in index for shot in self.lookings.looks[number].pictures]
+        decoded = list(self._pool.map(lambda shot: decode_picture(shot, self.side), shots))
+        return torch.from_numpy(np.stack(decoded)).unflatten(0, (len(index), -1))  # type: ignore[no-any-return]
+
+    def inputs(self, index: Sequence[int]) -> dict[str, Tensor]:
+        """What `ActionPolicy.loss` takes, on the CPU."""
+        targets = self.policy.targets([self.ids[n] for n in index] if isinstance(self.ids, list) else self.ids[index])
+        return self.policy.training_inputs([self.prompts[n] for n in index], targets, self.pictures(index))
+
+
+def encoded(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Any:
+    """Token ids of chunks; (n, T), or a list where lengths differ."""
+    return tokenizer.encode(chunks)
+
+
+def decode_picture(data: bytes, side: int) -> np.ndarray:
+    """PNG or JPEG bytes as (side, side, 3) uint8."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return fitted(np.array(Image.open(io.BytesIO(data)).convert("RGB")), side)
+    except (UnidentifiedImageError, OSError) as error:
+        raise ActionPieceError(f"a picture cannot be decoded: {error}") from None
+
+
+def augmented(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Pictures (B, V, side, side, 3) uint8, each moved by up to 4 % and a little brighter, darker, flatter or starker.
+
+    The generator is the CPU's, so that the same seed gives the same pictures on every device.
+    """
+    flat = pictures.flatten(0, 1).permute(0, 3, 1, 2).float()
+    count, device = len(flat), flat.device
+    shift = (torch.rand(count, 2, generator=generator) * 0.16 - 0.08).to(device)  # of a grid from -1 to 1
+    bright = (torch.rand(count, 1, 1, 1, generator=generator) * 0.4 + 0.8).to(device)
+    stark = (torch.rand(count, 1, 1, 1, generator=generator) * 0.4 + 0.8).to(device)
+    turn = torch.eye(2, device=device).expand(count, 2, 2)
+    grid = F.affine_grid(torch.cat((turn, shift[..., None]), -1), list(flat.shape), align_corners=False)
+    flat = F.grid_sample(flat, grid, padding_mode="border", align_corners=False) * bright
+    mean = flat.mean((1, 2, 3), keepdim=True)
+    flat = ((flat - mean) * stark + mean).clamp(0, 255)
+    return flat.round().byte().permute(0, 2, 3, 1).view_as(pictures)

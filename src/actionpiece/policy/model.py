@@ -1,0 +1,363 @@
+"""`ActionPolicy`: a Qwen3-VL that reads pictures and an instruction and answers with a chunk of commands.
+
+policy = ActionPolicy.from_vlm("Qwen/Qwen3-VL-4B-Instruct", tokenizer=tok)    # released weights
+policy = ActionPolicy.small(tokenizer=tok, corpus=["lift the cube"])          # the same architecture, untrained
+commands = policy.act({"prompt": "lift the cube", "observation/image": ..., "observation/wrist_image": ...})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.files import read_json, write_json, writing_folder
+from actionpiece.policy.generate import Generated, Plan, Sampling
+from actionpiece.policy.prompt import MERGE, Batch, Prompter, patches, state_words
+from actionpiece.policy.qwen3vl import Forward
+from actionpiece.policy.text import SIZES, quietly, qwen3vl_config, text_tokenizer, transformers
+from actionpiece.policy.vocabulary import ActionVocabulary
+from actionpiece.tokenizers import ActionTokenizer, build_config, load
+
+POLICY = "policy.json"
+_FORMAT = 1
+_COLUMNS = 32  # prompts are padded to multiples of this, so that few shapes are ever recorded
+_PLANS = 8  # recorded shapes that are kept
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """What a policy is shown and how it answers.
+
+    Attributes:
+        views: the observation's pictures, in the order in which the model reads them.
+        side: of the pictures the model sees, in pixels; a multiple of 32.
+        state: write the robot's state into the prompt, in bins over `state_low` to `state_high`.
+        state_low: least values of the state in the training data.
+        state_high: largest values of the state in the training data.
+        block: tokens that are predicted at once, from the block before them. 1 is plain next-token prediction; the
+            number of slots fits tokenizers whose levels follow one another (ActionCodec's and FASTer's way).
+    """
+
+    views: tuple[str, ...] = ("image", "wrist_image")
+    side: int = 224
+    state: bool = False
+    state_low: tuple[float, ...] = ()
+    state_high: tuple[float, ...] = ()
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.views or self.side < 32 or self.side % 32 or self.block < 1:
+            raise ActionPieceError(
+                "a policy needs at least one view, a side that is a multiple of 32, and a block of 1"
+            )
+        if len(self.state_low) != len(self.state_high) or (self.state and not self.state_low):
+            raise ActionPieceError("a policy that reads the state needs its least and largest values")
+
+
+class ActionPolicy:
+    """vlm: the Hugging Face model. text: its text tokenizer. tokenizer: of the actions. vocabulary: where they meet."""
+
+    def __init__(
+        self, vlm: Any, text: Any, tokenizer: ActionTokenizer, vocabulary: ActionVocabulary, config: PolicyConfig
+    ) -> None:
+        vocabulary.check(tokenizer)
+        length = tokenizer.tokens_per_chunk
+        if config.block > 1 and (length is None or length % config.block):
+            raise ActionPieceError(
+                f"chunks of {length} {tokenizer.kind} tokens are not made of blocks of {config.block}"
+            )
+        patch = vlm.config.vision_config.patch_size
+        if config.side % (patch * MERGE):
+            raise ActionPieceError(f"pictures of {config.side} pixels are not made of {patch * MERGE}-pixel tokens")
+        self.vlm, self.text, self.tokenizer, self.vocabulary, self.config = vlm, text, tokenizer, vocabulary, config
+        self.prompter = Prompter(text, views=len(config.views), side=config.side, patch=patch)
+        self._forward: Forward | None = None
+        self._plans: dict[Any, Plan] = {}
+
+    # Where one comes from -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_vlm(
+        cls,
+        name: str | Path,
+        *,
+        tokenizer: ActionTokenizer,
+        config: PolicyConfig | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        seed: int = 0,
+    ) -> ActionPolicy:
+        """A policy on released (or saved) Qwen3-VL weights, by folder or name on the hub."""
+        package = transformers()
+        try:
+            vlm = package.AutoModelForImageTextToText.from_pretrained(str(name), dtype=dtype)
+            text = package.AutoTokenizer.from_pretrained(str(name))
+        except (OSError, ValueError) as error:
+            raise ActionPieceError(f"there is no vision-language model at '{name}': {error}") from None
+        if vlm.config.model_type != "qwen3_vl":
+            raise ActionPieceError(f"'{name}' is a {vlm.config.model_type}; policies are built on qwen3_vl")
+        return cls._new(vlm, text, tokenizer, config, seed)
+
+    @classmethod
+    def untrained(
+        cls,
+        size: str,
+        *,
+        tokenizer: ActionTokenizer,
+        corpus: Sequence[str] = (),
+        config: PolicyConfig | None = None,
+        seed: int = 0,
+    ) -> ActionPolicy:
+        """A policy on a randomly initialised Qwen3-VL, `tiny` or `small`, whose text tokenizer is made of a corpus."""
+        if size not in SIZES:
+            raise ActionPieceError(f"there is no untrained model '{size}'; there are {', '.join(SIZES)}")
+        text = text_tokenizer([*corpus, "user assistant Your task is . The robot's state is 0 1 2 3 4 5 6 7 8 9"])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            vlm = transformers().Qwen3VLForConditionalGeneration(qwen3vl_config(SIZES[size], text))
+        return cls._new(vlm, text, tokenizer, config, seed)
+
+    @classmethod
+    def tiny(cls, **rest: Any) -> ActionPolicy:
+        """`untrained` with about 0.3 million parameters: for tests."""
+        return cls.untrained("tiny", **rest)
+
+    @classmethod
+    def small(cls, **rest: Any) -> ActionPolicy:
+        """`untrained` with about 20 million parameters: learns simulated tasks from scratch."""
+        return cls.untrained("small", **rest)
+
+    @classmethod
+    def _new(
+        cls, vlm: Any, text: Any, tokenizer: ActionTokenizer, config: PolicyConfig | None, seed: int
+    ) -> ActionPolicy:
+        vocabulary = ActionVocabulary.add(text, vlm, tokenizer, seed=seed)
+        return cls(vlm, text, tokenizer, vocabulary, config or PolicyConfig())
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> ActionPolicy:
+        """The policy that `save` wrote. dtype: of the weights; as saved when not given."""
+        root = Path(folder)
+        facts = read_json(root / POLICY)
+        if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+            raise ActionPieceError(f"{root / POLICY} is not of format {_FORMAT}, which this version reads")
+        package = transformers()
+        try:
+            config = build_config(PolicyConfig, facts["config"], str(root / POLICY))
+            vocabulary = ActionVocabulary(**facts["vocabulary"])
+            with quietly():
+                vlm = package.AutoModelForImageTextToText.from_pretrained(root / "vlm", dtype=dtype or "auto")
+                text = package.AutoTokenizer.from_pretrained(root / "text")
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ActionPieceError(f"{root} holds no whole policy: {error}") from None
+        policy = cls(vlm, text, load(root / "tokenizer"), vocabulary, config)
+        policy.vlm.to(device).eval()
+        return policy
+
+    def save(self, folder: str | Path) -> None:
+        """Write the policy with everything it needs: model, text tokenizer, action tokenizer, settings."""
+        with writing_folder(Path(folder), POLICY) as aside, quietly():
+            self.vlm.save_pretrained(aside / "vlm")
+            self.text.save_pretrained(aside / "text")
+            self.tokenizer.save_pretrained(aside / "tokenizer")
+            facts = {
+                "format": _FORMAT,
+                "config": dataclasses.asdict(self.config),
+                "vocabulary": dataclasses.asdict(self.vocabulary),
+            }
+            write_json(aside / POLICY, facts)
+
+    # What is learned ----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self.vlm.get_input_embeddings().weight.device
+        return device
+
+    def targets(self, ids: Any) -> Tensor:
+        """Local ids (B, T) as the model is to predict them; with an end token, padded in front with -100."""
+        if not self.vocabulary.ends:
+            return self.vocabulary.to_text(torch.as_tensor(ids))
+        longest = max(len(row) for row in ids) + 1
+        out = torch.full((len(ids), longest), -100)
+        for row, line in enumerate(ids):
+            closed = torch.cat((torch.as_tensor(line), torch.tensor([self.vocabulary.size])))
+            out[row, longest - len(closed) :] = self.vocabulary.to_text(closed)
+        return out
+
+    def training_inputs(self, prompts: Sequence[Sequence[int]], targets: Tensor, pictures: Tensor) -> dict[str, Tensor]:
+        """What `loss` takes to learn targets (B, T) after prompts; on the CPU.
+
+        A chunk's inputs are its targets moved by one block: the start token stands where there is none before.
+        """
+        block, start = self.config.block, self.vocabulary.start
+        moved = F.pad(targets, (block, 0), value=start)[:, : targets.shape[1]]
+        moved = torch.where(moved < 0, start, moved)
+        lengths = (targets >= 0).sum(1).tolist()
+        rows = [[*p, *m[len(m) - n :]] for p, m, n in zip(prompts, moved.tolist(), lengths, strict=True)]
+        batch = self.prompter.batch(rows, pictures)
+        return {
+            "input_ids": batch.ids,
+            "attention_mask": batch.mask.long(),
+            "position_ids": batch.positions,
+            "pictures": batch.pictures,
+            "targets": targets,
+        }
+
+    def logits(self, model: Any, inputs: Mapping[str, Tensor], *, keep: int) -> Tensor:
+        """Logits (B, keep, rows of the table) of the last columns. model: `vlm`, or what wraps it for training."""
+        ids, pictures = inputs["input_ids"], inputs["pictures"].flatten(0, 1)
+        look = self.vlm.config.vision_config
+        side = self.config.side // look.patch_size
+        answer = model(
+            input_ids=ids,
+            attention_mask=inputs["attention_mask"],
+            position_ids=inputs["position_ids"],
+            pixel_values=patches(pictures, look.patch_size, look.temporal_patch_size).flatten(0, 1),
+            image_grid_thw=torch.tensor([[1, side, side]] * len(pictures), device=ids.device),
+            mm_token_type_ids=(ids == self.prompter.image).int(),
+            logits_to_keep=keep,
+            use_cache=False,
+        )
+        logits: Tensor = answer.logits
+        return logits
+
+    def loss(self, inputs: Mapping[str, Tensor], model: Any = None) -> tuple[Tensor, Tensor, int]:
+        """The summed next-token loss on action ids alone, how many of them are right, and how many there are."""
+        targets = inputs["targets"]
+        logits = self.logits(self.vlm if model is None else model, inputs, keep=targets.shape[1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
+        right = (logits.argmax(-1) == targets).sum()
+        count = int((targets >= 0).sum()) if self.vocabulary.ends else targets.numel()  # the GPU is not asked in vain
+        return loss, right.detach(), count
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What clients of a server are told."""
+        space = self.tokenizer.space
+        return {
+            "policy": "actionpiece",
+            "tokenizer": self.tokenizer.kind,
+            "horizon": self.tokenizer.horizon,
+            "columns": list(space.labels),
+            "views": [f"observation/{view}" for view in self.config.views],
+            "side": self.config.side,
+            "state": self.config.state,
+        }
+
+    # What it answers ----------------------------------------------------------------------------------------------
+
+    def check(self, observation: Any) -> None:
+        """An error unless `observation` has an instruction and this policy's pictures and state."""
+        if not isinstance(observation, Mapping) or not isinstance(observation.get("prompt"), str):
+            raise ActionPieceError("an observation is a map with a text under 'prompt'")
+        if len(observation["prompt"]) > 2000:
+            raise ActionPieceError("an instruction has at most 2,000 characters")
+        for view in self.config.views:
+            picture = observation.get(f"observation/{view}")
+            if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
+                raise ActionPieceError(
+                    f"an observation needs a picture (side, side, 3) uint8 under 'observation/{view}'"
+                )
+            if picture.shape[2] != 3 or min(picture.shape) < 1 or max(picture.shape) > 4096:
+                raise ActionPieceError(f"'observation/{view}' has shape {picture.shape}, which is no picture (y, x, 3)")
+        if self.config.state:
+            state = observation.get("observation/state")
+            if not isinstance(state, np.ndarray) or state.shape != (len(self.config.state_low),):
+                raise ActionPieceError(f"'observation/state' must be an array of {len(self.config.state_low)} values")
+            if state.dtype.kind not in "fiu" or not np.isfinite(state).all():
+                raise ActionPieceError("'observation/state' must hold finite numbers")
+
+    def read(self, observations: Sequence[Mapping[str, Any]]) -> Batch:
+        """Observations as the model reads them, on the CPU."""
+        shots = [[observation[f"observation/{view}"] for view in self.config.views] for observation in observations]
+        pictures = torch.from_numpy(np.stack([[fitted(shot, self.config.side) for shot in row] for row in shots]))
+        prompts = [self.prompt(o["prompt"], o.get("observation/state")) for o in observations]
+        return self.prompter.batch(prompts, pictures, multiple=_COLUMNS)
+
+    def prompt(self, instruction: str, state: Any = None) -> list[int]:
+        """The prompt's ids for an instruction, and for a state where the policy reads it."""
+        words = None
+        if self.config.state:
+            low, high = np.array(self.config.state_low), np.array(self.config.state_high)
+            words = state_words(np.asarray(state, np.float64), low, high)
+        return self.prompter.ids(instruction, words)
+
+    @torch.no_grad()
+    def generate(self, batch: Batch, sampling: Sampling | None = None) -> Generated:
+        """Token ids for prompts, constrained so that every one of them decodes."""
+        sampling = sampling or Sampling()
+        on_gpu = self.device.type == "cuda"
+        draws, top_k = sampling.temperature > 0, sampling.top_k
+        key = (tuple(batch.ids.shape), draws, top_k)
+        if self._forward is None or self._forward.table is not self.vlm.get_input_embeddings().weight:
+            self.forget_plans()
+            self._forward = Forward(self.vlm, side=self.config.side, compiled=on_gpu)
+        if key not in self._plans:
+            while len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = Plan(
+                self._forward,
+                self.vocabulary,
+                self.tokenizer,
+                batch,
+                block=self.config.block,
+                draws=draws,
+                top_k=top_k,
+                recorded=on_gpu,
+            )
+        ids, log_probs, counts = self._plans[key].run(batch, sampling)
+        if counts is None:
+            return Generated(ids, log_probs)
+        kept = counts & (ids < self.vocabulary.size)
+        return Generated(
+            [i[k] for i, k in zip(ids, kept, strict=True)], [p[k] for p, k in zip(log_probs, counts, strict=True)]
+        )
+
+    def forget_plans(self) -> None:
+        """Let go of buffers and recordings; after training on a GPU, say. They are made anew when needed."""
+        self._forward, self._plans = None, {}
+
+    def act_batch(
+        self, observations: Sequence[Mapping[str, Any]], sampling: Sampling | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """For each observation `actions` (H, D) float32 and `log_probs` of its tokens."""
+        for observation in observations:
+            self.check(observation)
+        # As many rows as the next power of two, the last repeated: few shapes are ever recorded.
+        count = len(observations)
+        rows = [*observations, *[observations[-1]] * ((1 << (count - 1).bit_length()) - count)] if count else []
+        if not rows:
+            return []
+        made = self.generate(self.read(rows), sampling)
+        ids = made.ids[:count]
+        actions = self.tokenizer.decode(
+            ids.cpu().numpy() if isinstance(ids, Tensor) else [i.cpu().numpy() for i in ids]
+        )
+        return [
+            {"actions": action, "log_probs": probs.float().cpu().numpy()}
+            for action, probs in zip(actions, made.log_probs[:count], strict=True)
+        ]
+
+    def act(self, observation: Mapping[str, Any]) -> np.ndarray:
+        """Commands (H, D) for an observation: what `rollout` asks a policy for."""
+        return self.act_batch([observation])[0]["actions"]
+
+
+def fitted(picture: np.ndarray, side: int) -> np.ndarray:
+    """A picture (y, x, 3) uint8 as a square of so many pixels, resampled where it is not one."""
+    if picture.shape[:2] == (side, side):
+        return picture
+    from PIL import Image
+
+    return np.array(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))

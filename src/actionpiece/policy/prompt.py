@@ -1,0 +1,119 @@
+"""What the model reads: pictures first, then the instruction, as Qwen3-VL's chat has it.
+
+    <|im_start|>user\\n<|vision_start|><|image_pad|>...<|vision_end|>... Your task is lift the cube.<|im_end|>\\n
+    <|im_start|>assistant\\n<action_start>
+
+Prompts of a batch are padded on the left, so that the last columns are the actions' in every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actionpiece.policy.text import IM_END, IM_START, IMAGE, PAD, VISION_END, VISION_START
+
+TASK = "Your task is {instruction}."
+STATE = " The robot's state is {state}."
+STATE_BINS = 256
+MERGE = 2  # patches a side that Qwen3-VL merges into one token
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids, mask: (B, L) prompts, padded on the left; mask is True where a prompt is.
+
+    positions: (3, B, L) time, row and column, as Qwen3-VL counts them. pictures: (B, V, side, side, 3) uint8.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+    pictures: Tensor
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on a device."""
+        return Batch(*(part.to(device, non_blocking=True) for part in vars(self).values()))
+
+
+class Prompter:
+    """Writes prompts for one text tokenizer, so many views of `side` pixels, and patches of `patch` pixels.
+
+    task: what the user says, with {instruction} in it.
+    """
+
+    def __init__(self, text: Any, *, views: int, side: int, patch: int, task: str = TASK) -> None:
+        self.text, self.views, self._task = text, views, task
+        self.grid = side // patch // MERGE  # tokens a side
+        token = text.convert_tokens_to_ids
+        self.image, self.pad = token(IMAGE), token(PAD)
+        picture = [token(VISION_START), *[self.image] * self.grid**2, token(VISION_END)]
+        self._before = [token(IM_START), *self._words("user\n"), *picture * views]
+        self._after = [token(IM_END), *self._words("\n"), token(IM_START), *self._words("assistant\n")]
+
+    def _words(self, text: str) -> list[int]:
+        ids: list[int] = self.text(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def ids(self, instruction: str, state: Sequence[int] | None = None) -> list[int]:
+        """One prompt without the start token."""
+        words = self._task.format(instruction=instruction.strip().rstrip("."))
+        if state is not None:
+            words += STATE.format(state=" ".join(map(str, state)))
+        return [*self._before, *self.plain(words), *self._after]
+
+    def plain(self, text: str) -> list[int]:
+        """Text as ids, none of which is special whatever it says."""
+        ids: list[int] = self.text(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return ids
+
+    def positions(self, ids: Sequence[int]) -> np.ndarray:
+        """(3, L) positions: text counts on in all three; a picture's tokens share a time and count rows and columns."""
+        place, at, k = np.zeros((3, len(ids)), np.int64), 0, 0
+        rows, columns = (axis.ravel() for axis in np.mgrid[: self.grid, : self.grid])
+        while k < len(ids):
+            if ids[k] == self.image:
+                step = self.grid**2
+                place[:, k : k + step] = at + np.stack((np.zeros_like(rows), rows, columns))
+                at, k = at + self.grid, k + step
+            else:
+                place[:, k] = at
+                at, k = at + 1, k + 1
+        return place
+
+    def batch(self, prompts: Sequence[Sequence[int]], pictures: Tensor, *, multiple: int = 1) -> Batch:
+        """Prompts side by side, padded on the left to a multiple of so many columns."""
+        longest = max(len(ids) for ids in prompts)
+        length = -(-longest // multiple) * multiple
+        ids = torch.full((len(prompts), length), self.pad)
+        mask = torch.zeros(len(prompts), length, dtype=torch.bool)
+        positions = torch.zeros(3, len(prompts), length, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, length - len(prompt) :] = torch.tensor(prompt)
+            mask[row, length - len(prompt) :] = True
+            positions[:, row, length - len(prompt) :] = torch.from_numpy(self.positions(prompt))
+        return Batch(ids, mask, positions, pictures)
+
+
+def patches(pictures: Tensor, patch: int, frames: int) -> Tensor:
+    """Pictures (N, side, side, 3) uint8 as Qwen's flattened patches (N, patches, 3 * frames * patch * patch), float32.
+
+    Values run from -1 to 1; the patches that become one token lie together; a still picture fills all frames.
+    """
+    count, side = pictures.shape[:2]
+    blocks = side // patch // MERGE
+    x = pictures.float().div(127.5).sub(1).view(count, blocks, MERGE, patch, blocks, MERGE, patch, 3)
+    x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)  # picture, block row and column, patch row and column, channel, y, x
+    return x.unsqueeze(6).expand(-1, -1, -1, -1, -1, -1, frames, -1, -1).reshape(count, (side // patch) ** 2, -1)
+
+
+def state_words(state: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[int]:
+    """A state as whole numbers from 0 to 255 over its range in the training data; beyond it, the nearest."""
+    share = (state - low) / np.maximum(high - low, 1e-6)
+    whole: list[int] = np.clip(share * STATE_BINS, 0, STATE_BINS - 1).astype(int).tolist()
+    return whole

@@ -1,0 +1,148 @@
+"""A policy answers observations, says what is wrong with others, and comes back from its folder as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.rollout import load_policy
+from actionpiece.policy.model import ActionPolicy, PolicyConfig
+from actionpiece.policy.text import transformers
+from policies import INSTRUCTIONS, observation, policy, tokenizer
+
+
+@pytest.mark.parametrize("kind", ["pq", "fast"])
+def test_a_saved_policy_gives_the_same_commands(kind: str, tmp_path: Path) -> None:
+    made = policy(kind, state=True, state_low=(-1.0,) * 8, state_high=(1.0,) * 8)
+    seen = observation(1)
+    made.save(tmp_path / "policy")
+    again = ActionPolicy.load(tmp_path / "policy")
+    np.testing.assert_array_equal(again.act(seen), made.act(seen))
+    assert again.config == made.config
+    assert again.vocabulary == made.vocabulary
+    assert not [file for file in (tmp_path / "policy").rglob("*") if file.suffix in (".bin", ".pt", ".pkl")]
+    as_rollout_has_it = load_policy(str(tmp_path / "policy"))
+    np.testing.assert_array_equal(as_rollout_has_it.act(seen), made.act(seen))
+
+
+def test_a_batch_of_any_size_is_answered_as_one_by_one() -> None:
+    made = policy()
+    seen = [observation(seed, INSTRUCTIONS[seed % 2]) for seed in range(5)]
+    together = made.act_batch(seen)
+    for one, answer in zip(seen, together, strict=True):
+        np.testing.assert_allclose(made.act(one), answer["actions"], atol=1e-6)
+        assert answer["actions"].shape == (8, 7)
+        assert answer["actions"].dtype == np.float32
+        assert answer["log_probs"].shape == (4,)
+    assert made.act_batch([]) == []
+
+
+def test_pictures_of_another_size_are_resampled() -> None:
+    made, seen = policy(), observation(0, side=80)
+    assert made.act(seen).shape == (8, 7)
+    assert made.read([seen]).pictures.shape == (1, 2, 32, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompt": 3}, "a text under 'prompt'"),
+        ({"prompt": "x" * 3000}, "at most 2,000"),
+        ({"observation/image": None}, "uint8 under 'observation/image'"),
+        ({"observation/image": np.zeros((8, 8, 3))}, "uint8 under 'observation/image'"),
+        ({"observation/image": np.zeros((8, 8, 4), np.uint8)}, "no picture"),
+        ({"observation/wrist_image": np.zeros((0, 8, 3), np.uint8)}, "no picture"),
+        ({"observation/wrist_image": np.zeros((8, 9000, 3), np.uint8)}, "no picture"),
+        ({"observation/state": np.zeros(3)}, "array of 8 values"),
+        ({"observation/state": np.full(8, np.nan)}, "finite numbers"),
+        ({"observation/state": np.array(["x"] * 8)}, "finite numbers"),
+    ],
+)
+def test_an_observation_that_cannot_be_answered_is_named(change: dict[str, Any], said: str) -> None:
+    made = policy(state=True, state_low=(0.0,) * 8, state_high=(1.0,) * 8)
+    made.check(observation())
+    with pytest.raises(ActionPieceError, match=said):
+        made.check({**observation(), **change})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"side": 40}, "multiple of 32"),
+        ({"views": ()}, "at least one view"),
+        ({"block": 0}, "block of 1"),
+        ({"state": True}, "least and largest"),
+        ({"block": 3}, "not made of blocks of 3"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ActionPieceError, match=said):
+        policy(**config)
+
+
+def test_sequences_that_differ_in_length_are_not_made_of_blocks() -> None:
+    with pytest.raises(ActionPieceError, match="not made of blocks"):
+        policy("fast", block=2)
+
+
+def test_released_weights_are_read_from_a_folder(tmp_path: Path) -> None:
+    made = policy()
+    for part in (made.vlm, made.text):
+        part.save_pretrained(tmp_path / "released")
+    # A released model knows no actions: a text tokenizer without them.
+    plain = ActionPolicy.tiny(tokenizer=tokenizer("binning"), corpus=INSTRUCTIONS)
+    names = {token for token in plain.text.get_vocab() if token.startswith("<action_")}
+    from actionpiece.policy.text import SIZES, qwen3vl_config, text_tokenizer
+
+    text = text_tokenizer(INSTRUCTIONS)
+    assert not names & set(text.get_vocab())
+    torch.manual_seed(0)
+    vlm = transformers().Qwen3VLForConditionalGeneration(qwen3vl_config(SIZES["tiny"], text))
+    for part in (vlm, text):
+        part.save_pretrained(tmp_path / "plain")
+    loaded = ActionPolicy.from_vlm(
+        tmp_path / "plain", tokenizer=tokenizer(), config=PolicyConfig(side=32), dtype=torch.float32
+    )
+    known = len(text)
+    torch.testing.assert_close(loaded.vlm.get_input_embeddings().weight[:known], vlm.get_input_embeddings().weight)
+    assert loaded.act(observation()).shape == (8, 7)
+    with pytest.raises(ActionPieceError, match="has tokens named"):
+        ActionPolicy.from_vlm(tmp_path / "released", tokenizer=tokenizer())
+
+
+def test_what_is_no_vision_language_model_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ActionPieceError, match="there is no vision-language model at"):
+        ActionPolicy.from_vlm(tmp_path, tokenizer=tokenizer())
+    with pytest.raises(ActionPieceError, match="there is no untrained model 'huge'"):
+        ActionPolicy.untrained("huge", tokenizer=tokenizer())
+
+
+def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+    made = policy()
+    made.save(tmp_path / "policy")
+    with pytest.raises(ActionPieceError, match=r"policy\.json does not exist"):
+        ActionPolicy.load(tmp_path)
+    facts = json.loads((tmp_path / "policy" / "policy.json").read_text())
+    (tmp_path / "policy" / "policy.json").write_text(json.dumps({**facts, "format": 99}))
+    with pytest.raises(ActionPieceError, match="not of format 1"):
+        ActionPolicy.load(tmp_path / "policy")
+    (tmp_path / "policy" / "policy.json").write_text(json.dumps(facts))
+    weights = tmp_path / "policy" / "vlm" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ActionPieceError, match="no whole policy"):
+        ActionPolicy.load(tmp_path / "policy")
+
+
+def test_a_policy_of_another_tokenizer_is_not_loaded(tmp_path: Path) -> None:
+    policy().save(tmp_path / "policy")
+    tokenizer("binning").save_pretrained(tmp_path / "other")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "policy" / "tokenizer" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(ActionPieceError, match="not the one that the policy's vocabulary was made for"):
+        ActionPolicy.load(tmp_path / "policy")
