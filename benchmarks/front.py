@@ -21,7 +21,8 @@ import actionpiece
 from actionpiece.evaluation.contenders import FIT_CHUNKS, note_fit
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
-from actionpiece.tokenizers.actionpiece import ActionPieceTokenizer, best, fit_side_by_side
+from actionpiece.tokenizers.actionpiece import ActionPieceTokenizer, best
+from actionpiece.tokenizers.learned import fit_side_by_side
 from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
 
 COLOURS = {"least_error": "#0072b2", "balanced": "#d55e00"}

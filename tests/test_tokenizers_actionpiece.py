@@ -189,7 +189,10 @@ def test_a_codebook_dimension_of_0_is_a_slots_share_of_the_chunk() -> None:
 # --- Recipes
 
 
-@pytest.mark.parametrize("name", ["actionpiece", *RECIPES])
+OWN = [name for name, (kind, _, _) in RECIPES.items() if kind == "actionpiece"]
+
+
+@pytest.mark.parametrize("name", ["actionpiece", *OWN])
 def test_recipes_are_valid_and_survive_a_file(name: str) -> None:
     kind, config = recipe(name)
     assert kind == "actionpiece"
@@ -203,7 +206,7 @@ def test_recipes_are_valid_and_survive_a_file(name: str) -> None:
 
 
 def test_recipes_are_best_small_and_rvq() -> None:
-    assert set(RECIPES) == {"rvq", "best", "small"}
+    assert set(OWN) == {"rvq", "best", "small"}
     _, paper = recipe("actionpiece")
     _, rvq = recipe("rvq")
     assert paper == ActionPieceConfig()

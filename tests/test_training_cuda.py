@@ -1,16 +1,22 @@
-"""Captured training on a GPU does what plain training does, alone and beside others."""
+"""Captured training on a GPU does what plain training does, alone and beside others, whatever is trained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
-from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer, best
+from actionpiece.tokenizers import KINDS, tokenizer_class
+from actionpiece.tokenizers.actionpiece import ActionPieceConfig, best
 from actionpiece.training import Examples, Run, TrainConfig, train
+from baselines import BASELINES
+from baselines import config as baseline
 from conftest import libero_like
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -19,15 +25,16 @@ SPACE = ActionSpace.preset("libero")
 CHUNKS = libero_like(2000)
 
 
-def fit(configs: list[ActionPieceConfig], *, captured: bool) -> list[dict[str, torch.Tensor]]:
+def fit(configs: Sequence[Any], *, captured: bool) -> list[dict[str, torch.Tensor]]:
     """The codecs' states after training them side by side."""
     from actionpiece.distance import PhysicalDistance
 
+    classes = {tokenizer_class(kind).config_class: tokenizer_class(kind) for kind in KINDS}
     normalizer, distance = Normalizer.fit("minmax", CHUNKS), PhysicalDistance.fit(SPACE, CHUNKS)
     x = normalizer.normalize(torch.from_numpy(CHUNKS))
     examples = Examples(x, x[:200], distance, normalizer, "cuda")
     shared = {"space": SPACE, "normalizer": normalizer, "distance": distance, "horizon": CHUNKS.shape[1]}
-    tokenizers = [ActionPieceTokenizer(config, **shared) for config in configs]
+    tokenizers: list[Any] = [classes[type(config)](config, **shared) for config in configs]
     runs = [t._run(examples.chunks, seed, None, resume=False) for seed, t in enumerate(tokenizers)]
     train([_with_codebooks(run) for run in runs], examples, captured=captured)
     return [t.codec.state_dict() for t in tokenizers]
@@ -35,7 +42,7 @@ def fit(configs: list[ActionPieceConfig], *, captured: bool) -> list[dict[str, t
 
 def _with_codebooks(run: Run) -> Run:
     """The run with codebooks to start from: k-means would make different ones of features that differ by rounding."""
-    if run.first is not None:
+    if run.first is not None or not isinstance(run.codec.quantizer, ResidualVQ):
         return run
     shape = run.codec.quantizer.codebook.shape[1:]
     return replace(run, first=0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(run.seed)))
@@ -91,3 +98,16 @@ def test_replicas_side_by_side_do_not_touch_each_other() -> None:
     together = fit(VARIANTS, captured=True)
     alone = fit(VARIANTS[:1], captured=True)[0]
     assert max(apart(alone, together[0]).values()) < 0.02
+
+
+def baselines() -> list[Any]:
+    """Every baseline, with one level of codebooks: those of the next would start by k-means of differing features."""
+    slow = {"steps": 20, "batch": 64, "learning_rate": 1e-5, "continuous": 0}
+    one = {kind: {} if kind in ("oat", "quest") else {"levels": 1} for kind in BASELINES}
+    return [baseline(kind, one[kind], **slow) for kind in BASELINES]
+
+
+@pytest.mark.slow
+def test_a_captured_step_of_a_baseline_is_the_plain_step() -> None:
+    for plain, recorded in zip(fit(baselines(), captured=False), fit(baselines(), captured=True), strict=True):
+        assert max(apart(plain, recorded).values()) < 0.1

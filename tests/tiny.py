@@ -12,7 +12,8 @@ import torch
 from actionpiece.distance import PhysicalDistance
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
-from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer, fit_side_by_side
+from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer
+from actionpiece.tokenizers.learned import fit_side_by_side
 from actionpiece.training import Examples, TrainConfig
 from actionpiece.training.replica import Replica
 from conftest import libero_like

@@ -30,10 +30,10 @@ from actionpiece.tokenizers.actionpiece import (
     ActionPieceConfig,
     ActionPieceTokenizer,
     best,
-    fit_side_by_side,
     rvq,
 )
 from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.learned import fit_side_by_side
 from actionpiece.tokenizers.pq import PQConfig
 from actionpiece.training.checkpoint import NAME as CHECKPOINT
 

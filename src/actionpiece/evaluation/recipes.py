@@ -56,10 +56,11 @@ _CODES, _BINS, _TOKENS = Knob("codes"), Knob("bins"), Knob("tokens")
 _CLASSICAL = (Entry("binning", (_BINS,)), Entry("fast", (Knob("scale", _SCALES),)), Entry("spline", (_BINS,)))
 _PQ = (Entry("pq", (_CODES,)), Entry("pq:blend=0.75:groups=balanced", (_CODES,)))
 _LEARNED = (
-    Entry("vqbet", (_CODES,)),
-    Entry("quest", (_TOKENS,)),
-    Entry("oat", (Knob("registers"), _TOKENS)),
-    Entry("actioncodec", (_CODES, _TOKENS)),
+    Entry("vqbet", (Knob("levels"),)),
+    Entry("quest", (Knob("downsample", (8, 4, 2, 1)),)),
+    Entry("oat", (_TOKENS,)),
+    Entry("actioncodec", (_CODES,)),
+    Entry("actioncodec-48"),
     Entry("fastervq", (_CODES,)),
     Entry("xtokenizer", (_CODES,)),
     Entry("rvq", (_CODES,)),

@@ -1,1 +1,1 @@
-"""Building blocks shared by tokenizers: clustering now, Transformer blocks and quantisers for the learned ones."""
+"""Building blocks shared by tokenizers: clustering, Transformer blocks, quantisers, the paper's codec."""

@@ -121,17 +121,26 @@ class ResidualVQ(nn.Module):
 
     def forward(self, features: Tensor, shift: Tensor | None = None) -> Quantized:
         """Quantise slot features (B, S, W); see `project`."""
-        u = self.project(features, shift)
-        residual, levels = u, []
-        for book in self.codebook:
+        return self.quantize(self.project(features, shift))
+
+    def quantize(self, u: Tensor, keep: Tensor | None = None, *, levels: int | None = None) -> Quantized:
+        """Quantise vectors in codebook space (B, S, d).
+
+        keep: (Q, B) with 0 where a chunk goes without a level. levels: how many of the first are used; None: all.
+        """
+        residual, done = u, []
+        for book in self.codebook[:levels]:
             distances = _squared_distances(residual, book)
             codes = distances.argmin(-1)
             chosen = _pick(book, codes)
-            levels.append(Level(residual, distances, codes, chosen, book))
+            done.append(Level(residual, distances, codes, chosen, book))
             residual = residual - chosen
         # u - u.detach() is exactly zero and carries the gradient, so that `decode` gives the same bits.
-        hard = torch.stack([level.chosen for level in levels]).sum(0) + (u - u.detach())
-        return Quantized(tuple(levels), hard, self.project_out(hard))
+        chosen = torch.stack([level.chosen for level in done])
+        if keep is not None:
+            chosen = chosen * keep[..., None, None]
+        hard = chosen.sum(0) + (u - u.detach())
+        return Quantized(tuple(done), hard, self.project_out(hard))
 
     def project(self, features: Tensor, shift: Tensor | None = None) -> Tensor:
         """Slot features (B, S, W) in codebook space, (B, S, d), where `shift` is added to them."""

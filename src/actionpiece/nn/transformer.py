@@ -2,11 +2,12 @@
 
 The paper says "a shallow Transformer encoder and decoder"; the rest is our choice: pre-LN blocks, GELU with four times
 the width, no mask. Learned queries, one for each slot (or step), read the embedded steps (or slots) in every block.
+`Stack` is for the baselines whose sequences read themselves.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,10 @@ class Block(nn.Module):
         self.feed_norm = nn.LayerNorm(width)
         self.feed = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """(B, T, width) after reading keys and values (B, heads, M, width / heads)."""
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, T, width) after reading keys and values (B, heads, M, width / heads), where the mask (T, M) allows it."""
         q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        x = x + self.mix(F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(-2))
+        x = x + self.mix(F.scaled_dot_product_attention(q, keys, values, mask).transpose(1, 2).flatten(-2))
         out: Tensor = x + self.feed(self.feed_norm(x))
         return out
 
@@ -47,18 +48,16 @@ class Reader(nn.Module):
         super().__init__()
         self.depth, self.heads = depth, heads
         self.positions = nn.Parameter(0.02 * torch.randn(given, width))
-        self.gains = nn.Parameter(_signs(given, width))
+        self.gains = nn.Parameter(random_signs(given, width))
         self.memory_norm = nn.LayerNorm(width)
         self.key_value = nn.Linear(width, 2 * depth * width)
         self.queries = nn.Parameter(0.02 * torch.randn(wanted, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.read_gains = nn.Parameter(_signs(wanted, width))
+        self.read_gains = nn.Parameter(random_signs(wanted, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Training on a GPU does the blocks' products with eight bits of mantissa; all that adds up stays in float32.
-        half = x.is_cuda and self.training and torch.is_grad_enabled()
-        with torch.autocast("cuda", torch.bfloat16) if half else nullcontext():
+        with half_products(self, x):
             both = self.key_value(self.memory_norm(torch.addcmul(self.positions, x, self.gains)))
             memory = both.unflatten(-1, (2 * self.depth, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
             read = self.queries.expand(len(x), -1, -1)
@@ -68,7 +67,53 @@ class Reader(nn.Module):
         return out
 
 
-def _signs(*shape: int) -> Tensor:
+def half_products(module: nn.Module, x: Tensor) -> AbstractContextManager[object]:
+    """Training on a GPU does the blocks' products with eight bits of mantissa; all that adds up stays in float32."""
+    half = x.is_cuda and module.training and torch.is_grad_enabled()
+    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+
+
+class SelfBlock(Block):
+    """A block whose vectors (B, T, width) read each other, where a mask (T, T) allows it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.key_value = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        both = self.key_value(self.attention_norm(x)).unflatten(-1, (2, self.heads, -1))
+        keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)
+        return super().forward(x, keys, values, mask)
+
+
+class Stack(nn.Module):
+    """A sequence (B, T, width) that reads itself. mask: (T, T), true where the row may read the column; None: anywhere.
+
+    Positions are an offset and a gain at both ends, for the reason given at `Reader`.
+    """
+
+    mask: Tensor | None
+
+    def __init__(self, length: int, *, width: int, depth: int, heads: int, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.02 * torch.randn(length, width))
+        self.gains = nn.Parameter(random_signs(length, width))
+        self.blocks = nn.ModuleList(SelfBlock(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.read_gains = nn.Parameter(random_signs(length, width))
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with half_products(self, x):
+            read = torch.addcmul(self.positions, x, self.gains)
+            for block in self.blocks:
+                read = block(read, self.mask)
+        out: Tensor = self.norm(read.to(self.norm.weight.dtype)) * self.read_gains
+        return out
+
+
+def random_signs(*shape: int) -> Tensor:
+    """1 or -1 at random: what gains start as."""
     return torch.randint(2, shape) * 2.0 - 1.0
 
 

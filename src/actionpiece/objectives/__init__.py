@@ -6,12 +6,14 @@ Each is a function of a `Step`: one batch on its way through a codec. A configur
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.objectives.commitment import commitment
+from actionpiece.objectives.commitment import commitment, committed
+from actionpiece.objectives.contrast import info_nce
 from actionpiece.objectives.neighbor_order import neighbor_order
 from actionpiece.objectives.neighborhood import neighborhood
 from actionpiece.objectives.physical_error import physical_error
@@ -37,12 +39,19 @@ OBJECTIVES: dict[str, Callable[[Step], Tensor]] = {
 
 def combine(step: Step, weights: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum, and each term before its weight. Terms of weight 0 are not computed."""
-    unknown = set(weights) - set(OBJECTIVES)
+    return weigh({name: functools.partial(term, step) for name, term in OBJECTIVES.items()}, weights, step.target)
+
+
+def weigh(
+    objectives: Mapping[str, Callable[[], Tensor]], weights: Mapping[str, float], like: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `combine` does, for any objectives by name. like: a tensor of their type and device."""
+    unknown = set(weights) - set(objectives)
     if unknown:
-        raise ActionPieceError(f"there is no objective '{min(unknown)}'; there are {', '.join(OBJECTIVES)}")
-    terms = {name: OBJECTIVES[name](step) for name, weight in weights.items() if weight}
-    total = step.target.new_zeros(()) + sum(weights[name] * term for name, term in terms.items())
+        raise ActionPieceError(f"there is no objective '{min(unknown)}'; there are {', '.join(objectives)}")
+    terms = {name: objectives[name]() for name, weight in weights.items() if weight}
+    total = like.new_zeros(()) + sum(weights[name] * term for name, term in terms.items())
     return total, terms
 
 
-__all__ = ["OBJECTIVES", "Step", "combine"]
+__all__ = ["OBJECTIVES", "Step", "combine", "committed", "info_nce", "weigh"]

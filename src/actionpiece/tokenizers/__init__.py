@@ -18,11 +18,22 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "spline": ("spline", "SplineTokenizer", "B-spline coefficients in uniform bins (BEAST)"),
     "actionpiece": ("actionpiece", "ActionPieceTokenizer", "the paper's codec: Transformer, residual quantiser"),
     "pq": ("pq", "PQTokenizer", "rotated product quantiser: principal components, k-means codebooks"),
+    "oat": ("oat", "OATTokenizer", "ordered registers, finite scalar quantisation; every prefix decodes (OAT)"),
+    "actioncodec": ("actioncodec", "ActionCodecTokenizer", "Perceiver, one codebook, time-contrastive (ActionCodec)"),
+    "fastervq": (
+        "fastervq",
+        "FASTerVQTokenizer",
+        "patches by physical group, residual quantiser, spectral loss (FASTer)",
+    ),
+    "xtokenizer": ("xtokenizer", "XTokenizer", "residual quantiser, first level by masked modelling (X-Tokenizer)"),
+    "vqbet": ("vqbet", "VQBeTTokenizer", "perceptrons, residual quantiser of 2 x 16 codes (VQ-BeT)"),
+    "quest": ("quest", "QueSTTokenizer", "causal convolutions, finite scalar quantisation (QueST)"),
 }
 
 #: Named configurations beside the defaults: name -> (kind, function in its module, one line for people)
 RECIPES: dict[str, tuple[str, str, str]] = {
     "rvq": ("actionpiece", "rvq", "`actionpiece` without the physical objectives: the paper's Standard RVQ"),
+    "actioncodec-48": ("actioncodec", "three_levels", "`actioncodec` with three residual levels, 48 tokens"),
     "best": ("actionpiece", "best", "a product quantiser, of which Transformers learn corrections; wants a GPU"),
     "small": ("actionpiece", "small", "`best` for a minute on a CPU"),
 }

@@ -9,23 +9,21 @@ moving averages and the rule for dead codewords are ours, since the paper does n
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.prc import prc
-from actionpiece.nn.codec import Codec
 from actionpiece.tokenizers.base import FitJob, Progress
-from actionpiece.tokenizers.lengths import FixedLengthTokenizer
+from actionpiece.tokenizers.learned import LEVEL_MAJOR, LearnedTokenizer
 from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
-from actionpiece.training import Examples, Run, TrainConfig, join, train
+from actionpiece.training import Run, TrainConfig
+from actionpiece.training.physical import PhysicalCodec
 
 _TRIAL = 5_000  # training chunks on which product quantisers to start from are compared
 
@@ -144,65 +142,42 @@ def small() -> ActionPieceConfig:
     return replace(large, blends=(), slack=0.0, width=32, heads=2, encoder_depth=1, decoder_depth=1, train=train)
 
 
-class ActionPieceTokenizer(FixedLengthTokenizer):
-    """Token (level l, slot s) has the id l * K + code: residual levels have their own ids, slots share them."""
+class ActionPieceTokenizer(LearnedTokenizer):
+    """The paper's codec behind the contract."""
 
     kind = "actionpiece"
     config_class = ActionPieceConfig
-    token_order = "level-major: all slots of the first residual level, then of the next"
+    token_order = LEVEL_MAJOR
     config: ActionPieceConfig
+    codec: PhysicalCodec
 
-    def __init__(self, config: ActionPieceConfig, **rest: Any) -> None:
-        super().__init__(config, **rest)
-        self.codec = self._new_codec(seed=0)
-
-    def _new_codec(self, seed: int) -> Codec:
-        """A codec with weights drawn by the seed; the caller's random state stays as it was."""
+    def _network(self) -> PhysicalCodec:
         config = self.config
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return Codec(
-                self.horizon,
-                self.space.dim,
-                slots=config.slots,
-                levels=config.levels,
-                codes=config.codes,
-                code_dim=config.code_dim or math.ceil(self.horizon * self.space.dim / config.slots),
-                codebook=config.codebook,
-                width=config.width,
-                encoder_depth=config.encoder_depth,
-                decoder_depth=config.decoder_depth,
-                heads=config.heads,
-                deviation=config.deviation,
-                decay=config.decay,
-                dead_share=config.dead_share,
-                linear=config.start == "pq",
-            )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.levels * self.config.codes
-
-    @property
-    def tokens_per_chunk(self) -> int:
-        return self.config.slots * self.config.levels
-
-    def vocab_at(self, position: int) -> range:
-        super().vocab_at(position)
-        first = position // self.config.slots * self.config.codes
-        return range(first, first + self.config.codes)
-
-    def _fit(self, x: Tensor, job: FitJob) -> None:
-        fit_side_by_side(
-            [self],
-            [job.seed],
-            x,
-            [job.run],
-            validation=job.validation,
-            resumed=[job.resume],
-            device=job.device,
-            progress=job.progress,
+        return PhysicalCodec(
+            self.horizon,
+            self.space.dim,
+            slots=config.slots,
+            levels=config.levels,
+            codes=config.codes,
+            code_dim=config.code_dim or math.ceil(self.horizon * self.space.dim / config.slots),
+            codebook=config.codebook,
+            width=config.width,
+            encoder_depth=config.encoder_depth,
+            decoder_depth=config.decoder_depth,
+            heads=config.heads,
+            deviation=config.deviation,
+            decay=config.decay,
+            dead_share=config.dead_share,
+            linear=config.start == "pq",
         )
+
+    @property
+    def slots(self) -> int:
+        return self.config.slots
+
+    @property
+    def levels(self) -> int:
+        return self.config.levels
 
     def _run(
         self,
@@ -219,16 +194,14 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
             pq = self._product_quantizer(x, seed, progress)
             self.config = replace(self.config, train=replace(self.config.train, blend=pq.config.blend))
             first = pq.codebooks
-        self.codec = self._new_codec(seed)
+        run = super()._run(x, seed, folder, resume=resume)
         if first is not None:
             basis = pq.basis.flatten(1)  # (H * D, S * d)
             self.codec.start_linear(
                 analysis=((basis * pq.weight[:, None]).T, -basis.T @ pq.mean),
                 synthesis=(basis / pq.weight[:, None], pq.mean / pq.weight),
             )
-        # As JSON gives it back: what a checkpoint says of itself is compared with this.
-        about = {"codec": json.loads(json.dumps(asdict(replace(self.config, train=TrainConfig()))))}
-        return Run(self.codec, self.config.train, seed, folder, first, resume, about)
+        return replace(run, first=first)
 
     def _product_quantizer(self, x: Tensor, seed: int, progress: Progress) -> PQTokenizer:
         """The product quantiser to start from: of several blends, the one to be preferred on training chunks."""
@@ -251,40 +224,6 @@ class ActionPieceTokenizer(FixedLengthTokenizer):
         limit = (1 + own.slack) * tried[0][0]
         return max((trial for trial in tried if trial[0] <= limit), key=lambda trial: trial[1])[2]
 
-    def _encode(self, x: Tensor) -> Tensor:
-        codes = self.codec.encode(x) + self.config.codes * torch.arange(self.config.levels, device=x.device)
-        return codes.transpose(1, 2).flatten(1)
-
-    def _decode(self, ids: Tensor) -> Tensor:
-        codes = ids.unflatten(1, (self.config.levels, self.config.slots)).transpose(1, 2)
-        return self.codec.decode(codes % self.config.codes)
-
 
 def _say_start(progress: Progress, blend: float, fraction: float, what: str) -> None:
     progress(0.0, f"product quantiser of blend {blend}: {what}")  # the bar is for the training that follows
-
-
-def fit_side_by_side(
-    tokenizers: Sequence[ActionPieceTokenizer],
-    seeds: Sequence[int],
-    x: Tensor,
-    folders: Sequence[Path | None],
-    *,
-    validation: Tensor | None = None,
-    resumed: Sequence[bool],
-    device: str,
-    progress: Progress,
-) -> None:
-    """Train several tokenizers of one action space on the same normalised chunks (N, H, D), in one process.
-
-    One leaves most of a large GPU idle. See `ActionTokenizer.fit` for the rest; `resumed` says which go on.
-    """
-    device = join(device)
-    examples = Examples(x, validation, tokenizers[0].distance, tokenizers[0].normalizer, device)
-    runs = [
-        tokenizer._run(examples.chunks, seed, folder, resume=resume, progress=progress)
-        for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
-    ]
-    train(runs, examples, progress=progress)
-    for tokenizer in tokenizers:
-        tokenizer.codec.cpu().requires_grad_(False)

@@ -8,8 +8,8 @@ one of the two classes of `lengths`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -39,6 +39,7 @@ class FitJob:
     run: Path | None
     resume: bool
     device: str
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 class ActionTokenizer(SavedFolder, abc.ABC):
@@ -56,6 +57,8 @@ class ActionTokenizer(SavedFolder, abc.ABC):
     token_order: ClassVar[str]
     #: Whether `decode(ids[:, :k], prefix=True)` works: the first tokens alone give a coarse chunk.
     has_prefix: ClassVar[bool] = False
+    #: What `fit` may be given for every chunk beside its actions.
+    takes_extras: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, config: Any, *, space: ActionSpace, normalizer: Normalizer, distance: PhysicalDistance, horizon: int
@@ -84,6 +87,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         resume: bool = False,
         device: str = "cpu",
         progress: Progress | None = None,
+        extras: Mapping[str, Any] | None = None,
     ) -> Self:
         """Fit on training chunks (N, H, D) of raw commands.
 
@@ -95,6 +99,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         validation: chunks (M, H, D) of other episodes to look at while training.
         run: a folder for the training log and the checkpoint. resume: go on from the checkpoint there.
         device: where to train.
+        extras: what else is known of every chunk, (N, ...) by name; `takes_extras` says what a tokenizer understands.
         """
         check_device(device)
         x = chunks_tensor(chunks, space.dim, dtype=torch.float32).detach().cpu()
@@ -106,11 +111,24 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         look = None
         if validation is not None:
             look = normalizer.normalize(chunks_tensor(validation, space.dim, dtype=torch.float32).detach().cpu())
-        job = FitJob(seed, progress or (lambda fraction, what: None), look, run, resume, device)
+        known = cls._check_extras(extras or {}, len(x))
+        job = FitJob(seed, progress or (lambda fraction, what: None), look, run, resume, device, known)
         tokenizer._fit(normalizer.normalize(x), job)
         normalizer.clipped = 0  # training values do not count as out of range in use
         tokenizer.provenance = {"seed": seed, "chunks": len(x)}
         return tokenizer
+
+    @classmethod
+    def _check_extras(cls, extras: Mapping[str, Any], count: int) -> dict[str, Tensor]:
+        tensors = {name: to_tensor(extra, what=name).detach().cpu() for name, extra in extras.items()}
+        for name, tensor in tensors.items():
+            if name not in cls.takes_extras:
+                known = ", ".join(cls.takes_extras) or "no extras"
+                raise ActionPieceError(f"{cls.kind} has no use for '{name}'; it takes {known}")
+            if not tensor.ndim or len(tensor) != count:
+                shape = tuple(tensor.shape)
+                raise ActionPieceError(f"'{name}' must have a row for each of {count} chunks, not shape {shape}")
+        return tensors
 
     # What the contract offers -------------------------------------------------------------------------------------
 

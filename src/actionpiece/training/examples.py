@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ class Examples:
     """Normalised training chunks (N, H, D) and validation chunks; several runs may share them.
 
     physical: their features for the physical distance, made once: a batch is then two gathers.
+    extras: what else some tokenizers know of every training chunk, (N, ...) by name.
     """
 
     def __init__(
@@ -31,13 +34,18 @@ class Examples:
         distance: PhysicalDistance,
         normalizer: Normalizer,
         device: str | torch.device,
+        extras: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.distance, self.normalizer = distance, normalizer
-        self.fingerprint = {
+        self.fingerprint: dict[str, Any] = {
             "chunks": list(chunks.shape),
             "sum": float(chunks.double().sum()),
             "distance": distance.to_dict(),
         }
+        self.extras = {name: extra.to(device) for name, extra in (extras or {}).items()}
+        if self.extras:
+            sums = {name: float(extra.double().sum()) for name, extra in self.extras.items()}
+            self.fingerprint["extras"] = sums
         self.chunks = chunks.to(device)
         self.validation = validation.to(device) if validation is not None else None
         self.physical = distance.features(normalizer.denormalize(self.chunks), dtype=torch.float32)

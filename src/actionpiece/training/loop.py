@@ -27,7 +27,7 @@ def train(
     captured: bool | None = None,
     progress: Progress = lambda fraction, what: None,
 ) -> None:
-    """Train the codecs of `runs` in place, side by side, on the device of the examples.
+    """Train the networks of `runs` in place, side by side, on the device of the examples.
 
     On a CPU a run that was resumed ends bit for bit like one that was not interrupted.
     captured: compile the step, record it and replay it. By default where that is possible: on one GPU.

@@ -1,6 +1,6 @@
-"""`Replica`: one codec in training. Its step is plain on a CPU; on a GPU it is compiled and captured.
+"""`Replica`: one network in training. Its step is plain on a CPU; on a GPU it is compiled and captured.
 
-A small codec leaves most of a large GPU idle, and Python would be the limit: the captured step is one launch, on a
+A small network leaves most of a large GPU idle, and Python would be the limit: the captured step is one launch, on a
 stream of its own, so that several replicas run side by side.
 """
 
@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actionpiece.metrics.prc import prc
-from actionpiece.nn.codec import Codec
-from actionpiece.objectives import Step, combine
+from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
 from actionpiece.training.ranks import average_gradients, same_on_all_ranks, world_size
+from actionpiece.training.trainable import Batch, Trainable
 
 _WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
 
@@ -28,11 +28,12 @@ _WARM_UP = 3  # steps before the capture: what is set up on first use must not b
 class Run:
     """What to train: a codec, how, by which seed, and where to keep log and checkpoint (nowhere: None).
 
+    codec: any network between chunks and codes.
     first: codebooks of the first level to start from, (1 or S, K, d); without them k-means finds some.
     resume: go on from the checkpoint in the folder. about: what else a checkpoint must have been made with.
     """
 
-    codec: Codec
+    codec: Trainable
     config: TrainConfig
     seed: int
     folder: Path | None = None
@@ -64,10 +65,13 @@ class Replica:
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         if self.config.part == "decoder":
-            self.codec.quantizer.eval()  # its statistics stay as they are, too
+            for module in self.codec.modules():
+                if isinstance(module, ResidualVQ):
+                    module.eval()  # its statistics stay as they are, too
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=self.rate,
+            betas=self.codec.betas,
             weight_decay=self.config.weight_decay,
             fused=True,
             capturable=device.type == "cuda",
@@ -100,8 +104,7 @@ class Replica:
         index = torch.randperm(len(self.examples.chunks), generator=generator)[: self.config.start_chunks]
         first = None if self.run.first is None else self.run.first.to(self.examples.device)
         with torch.no_grad():
-            u = self.codec.project(self.examples.chunks[index.to(self.examples.device)])
-        self.codec.quantizer.start(u, generator, first)
+            self.codec.start(self.examples.chunks[index.to(self.examples.device)], generator, first)
         same_on_all_ranks(self.codec)  # sums on a GPU come in any order, and k-means makes more of it
 
     def prepare(self) -> None:
@@ -131,34 +134,19 @@ class Replica:
     def _step(self) -> None:
         index = self.table.index_select(0, self.at)[0]
         self.rate.copy_(self.rates.index_select(0, self.at)[0])
-        examples = self.examples
-        x = examples.chunks[index]
+        x = self.examples.chunks[index]
         if self.done < self.config.continuous:
             loss = F.mse_loss(self.codec.continuous(x), x)
             self.terms = {"loss": loss.detach(), "gradient": self._learn(loss)}
             return
-        decoded, features, quantized = self.codec(x)
-        step = Step(
-            target=x,
-            decoded=decoded,
-            features=features,
-            quantized=quantized,
-            quantizer=self.codec.quantizer,
-            distance=examples.distance,
-            physical=examples.physical[index],
-            offset=examples.offset,
-            scale=examples.scale,
-            rates=examples.rates,
-            emphasis=self.emphasis,
-            companions=self.config.companions,
-            generator=self.generator,
+        losses = self.codec.losses(
+            Batch(x, index, self.examples, self.config, generator=self.generator, emphasis=self.emphasis)
         )
-        loss, terms = combine(step, self.config.weights)
-        gradient = self._learn(loss)
+        gradient = self._learn(losses.total)
         if self.config.part == "all":
-            self.codec.quantizer.update(quantized)
-        terms = {name: term.detach() for name, term in terms.items()}
-        self.terms = {"loss": loss.detach(), **terms, "gradient": gradient}
+            losses.follow()
+        terms = {name: term.detach() for name, term in losses.terms.items()}
+        self.terms = {"loss": losses.total.detach(), **terms, "gradient": gradient}
 
     def _learn(self, loss: Tensor) -> Tensor:
         """One step of the optimiser; returns the gradient's norm, which is what first shows that something broke."""
@@ -176,9 +164,8 @@ class Replica:
         The stream matters: recorded products keep the work space of the stream they were recorded on, and replicas
         that shared one would write into each other's results.
         """
-        for module in (self.codec.encoder, self.codec.decoder):
-            if module is not None:
-                module.compile(dynamic=False)
+        for module in self.codec.compiled():
+            module.compile(dynamic=False)
         state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
         kept = [tensor.clone() for tensor in state]
         random = self.generator.get_state()
@@ -197,11 +184,10 @@ class Replica:
         torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Let go of the recorded step; the codec is a plain module again, and runs where there is no compiler."""
+        """Let go of the recorded step; the network is a plain module again, and runs where there is no compiler."""
         self.graph = None
-        for module in (self.codec.encoder, self.codec.decoder):
-            if module is not None:
-                module._compiled_call_impl = None
+        for module in self.codec.compiled():
+            module._compiled_call_impl = None
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -212,7 +198,7 @@ class Replica:
         with torch.compiler.set_stance("force_eager"):  # another batch size: not worth compiling for
             codes = self.codec.encode(chunks)
             decoded = self.codec.decode(codes)
-        size = self.codec.quantizer.codebook.shape[2]
+        size = self.codec.code_count
         used = torch.stack([torch.bincount(level.flatten(), minlength=size) > 0 for level in codes.unbind(-1)])
         found = {
             "val_mse": float((decoded - chunks).square().mean()),

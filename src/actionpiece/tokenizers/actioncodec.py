@@ -1,0 +1,216 @@
+"""`actioncodec`: a Perceiver between chunks and tokens that stay the same from one moment to the next (ActionCodec).
+
+The paper's: Perceiver encoder and decoder of six layers, width 256, eight heads, cross-attention only, LayerNorm on
+queries and keys, LayerScale, Fourier features of time, queries for every embodiment; 16 tokens of 2048 codes, or three
+residual levels with quantiser dropout in level-major order (`actioncodec-48`); commitment 0.25, moving averages of
+0.99, a start by k-means; a time-contrastive term, and one that aligns chunks with embeddings of what they do.
+
+Ours, since its training was never released: squared error; the weights and temperature of the two contrastive terms;
+the overlapping window of a chunk is the chunk some steps later with its last command repeated, so that no more than the
+chunk itself is needed; both terms compare chunks of one batch; codebook dimension and standardised vectors as in our
+other codecs; a codeword is dead below a share of the average use (the paper's threshold of 2 is more than the average
+in a batch of ours); rate, batch and steps of the matched comparison, and its min-max normaliser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.nn.perceiver import Perceiver, fourier_times
+from actionpiece.objectives import committed, info_nce, weigh
+from actionpiece.tokenizers.base import FitJob
+from actionpiece.tokenizers.learned import (
+    LEVEL_MAJOR,
+    LearnedTokenizer,
+    check_baseline,
+    check_codebooks,
+    check_extra,
+    residual_quantizer,
+    training,
+)
+from actionpiece.training import Batch, Losses, TrainConfig, VectorQuantized
+
+OBJECTIVES = ("reconstruction", "commitment", "contrast", "alignment")
+
+
+def _training() -> TrainConfig:
+    return training({"reconstruction": 1.0, "commitment": 0.25, "contrast": 1e-3}, continuous=1000)
+
+
+@dataclass(frozen=True)
+class ActionCodecConfig:
+    """ActionCodec.
+
+    Attributes:
+        tokens: of a residual level.
+        levels: residual levels.
+        codes: codewords of a level.
+        code_dim: dimension of the codewords.
+        width: of the Perceivers.
+        depth: layers of each.
+        heads: attention heads.
+        embodiments: robots that share codebooks; each has queries of its own. `fit` is told which chunk is whose among
+            its extras, as `embodiment`; the tokenizer's own `embodiment` says whose chunks it encodes and decodes.
+        quantizer_dropout: share of the chunks that go without some of the last residual levels in training.
+        embedding: dimension of the embeddings that `fit` gets among its extras, as `embedding`, for the objective
+            `alignment`; 0: there are none.
+        temperature: of the contrastive terms.
+        deviation: what each slot's vectors are standardised to in codebook space; 0: they are left as they are.
+        decay: of the moving averages.
+        dead_share: a codeword used less than this share of the average is replaced.
+        train: how it is trained.
+    """
+
+    tokens: int = 16
+    levels: int = 1
+    codes: int = 2048
+    code_dim: int = 2
+    width: int = 256
+    depth: int = 6
+    heads: int = 8
+    embodiments: int = 1
+    quantizer_dropout: float = 0.0
+    embedding: int = 0
+    temperature: float = 0.5
+    deviation: float = 0.2
+    decay: float = 0.99
+    dead_share: float = 0.03
+    train: TrainConfig = field(default_factory=_training)
+
+    def __post_init__(self) -> None:
+        sizes = {"tokens": self.tokens, "depth": self.depth, "embodiments": self.embodiments}
+        check_baseline("actioncodec", self.train, OBJECTIVES, width=self.width, heads=self.heads, **sizes)
+        check_codebooks("actioncodec", self)
+        if not 0 <= self.quantizer_dropout < 1 or self.embedding < 0 or not self.temperature > 0:
+            raise ActionPieceError(
+                "quantizer_dropout must lie from 0 to below 1, embedding not below 0, temperature above 0"
+            )
+        if bool(self.embedding) != bool(self.train.weights.get("alignment")):
+            raise ActionPieceError("embeddings and a weight of the objective alignment come together or not at all")
+
+
+def three_levels() -> ActionCodecConfig:
+    """Three residual levels with quantiser dropout: 48 tokens, for block-wise generation."""
+    return replace(ActionCodecConfig(), levels=3, quantizer_dropout=0.25)
+
+
+class ActionCodecNetwork(VectorQuantized):
+    """Perceiver, residual quantiser, Perceiver. embodiment: whose chunks `encode` and `decode` are given."""
+
+    def __init__(self, horizon: int, dim: int, config: ActionCodecConfig) -> None:
+        super().__init__()
+        self.horizon, self.levels, self.embodiments = horizon, config.levels, config.embodiments
+        self.dropout, self.temperature = config.quantizer_dropout, config.temperature
+        self.embodiment = 0
+        times = fourier_times(horizon, config.width)
+        sizes = {"width": config.width, "depth": config.depth, "heads": config.heads}
+        shared: dict[str, Any] = {**sizes, "embodiments": config.embodiments}
+        self.embed = nn.Linear(dim, config.width)
+        self.encoder = Perceiver(horizon, config.tokens, **shared, given_times=times)
+        self.quantizer = residual_quantizer(config, width=config.width, slots=config.tokens)
+        self.decoder = Perceiver(config.tokens, horizon, **shared, wanted_times=times)
+        self.command = nn.Linear(config.width, dim)
+        self.align = nn.Linear(config.width, config.embedding) if config.embedding else None
+
+    def _own(self, x: Tensor) -> Tensor:
+        return torch.full((len(x),), self.embodiment, device=x.device)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.quantizer.project(self.encoder(self.embed(x), self._own(x)))
+
+    def write(self, output: Tensor, embodiment: Tensor | None = None) -> Tensor:
+        out: Tensor = self.command(self.decoder(output, self._own(output) if embodiment is None else embodiment))
+        return out
+
+    def losses(self, batch: Batch) -> Losses:
+        x, weights = batch.x, batch.config.weights
+        embodiment = batch.extra("embodiment").long() if self.embodiments > 1 else self._own(x)
+        views, whose = x, embodiment
+        if weights.get("contrast"):  # one pass for both windows of every chunk
+            views, whose = torch.cat((x, later(x, batch.generator))), torch.cat((embodiment, embodiment))
+        features = self.encoder(self.embed(views), whose)
+        u = self.quantizer.project(features)
+        quantized = self.quantizer.quantize(u[: len(x)], self._kept_levels(len(x), batch.generator))
+        decoded = self.write(quantized.output, embodiment)
+        objectives = {
+            "reconstruction": lambda: F.mse_loss(decoded, x),
+            "commitment": lambda: committed(quantized),
+            "contrast": lambda: info_nce(u[: len(x)].flatten(1), u[len(x) :].flatten(1), self.temperature),
+            "alignment": lambda: self._alignment(features[: len(x)], batch.extra("embedding")),
+        }
+        return Losses(*weigh(objectives, weights, x), self.follow(quantized))
+
+    def _alignment(self, features: Tensor, embedding: Tensor) -> Tensor:
+        assert self.align is not None
+        return info_nce(self.align(features.mean(1)), embedding.to(features.dtype), self.temperature)
+
+    def _kept_levels(self, size: int, generator: torch.Generator) -> Tensor | None:
+        """(Q, B) which levels each chunk keeps: all, or for the share that is dropped, any first few."""
+        if not self.dropout:
+            return None
+        device = self.quantizer.codebook.device
+        few = torch.randint(1, self.levels + 1, (size,), generator=generator, device=device)
+        dropped = torch.rand(size, generator=generator, device=device) < self.dropout
+        count = torch.where(dropped, few, self.levels)
+        return (torch.arange(self.levels, device=device)[:, None] < count).float()
+
+    def compiled(self) -> list[nn.Module]:
+        return [self.encoder, self.decoder]
+
+
+def later(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Every chunk of (B, H, D) one or more steps later, up to a quarter of it, with the last command repeated."""
+    size, horizon, _ = x.shape
+    most = max(horizon // 4, 1)
+    shift = torch.randint(1, most + 1, (size, 1), generator=generator, device=x.device)
+    steps = (torch.arange(horizon, device=x.device) + shift).clamp_max(horizon - 1)
+    return x.gather(1, steps[..., None].expand_as(x))
+
+
+class ActionCodecTokenizer(LearnedTokenizer):
+    """ActionCodec behind the contract."""
+
+    kind = "actioncodec"
+    config_class = ActionCodecConfig
+    token_order = LEVEL_MAJOR
+    takes_extras = ("embodiment", "embedding")
+    config: ActionCodecConfig
+    codec: ActionCodecNetwork
+
+    def _network(self) -> ActionCodecNetwork:
+        return ActionCodecNetwork(self.horizon, self.space.dim, self.config)
+
+    def _fit(self, x: Tensor, job: FitJob) -> None:
+        check_extra(job.extras, "embedding", self.config.embedding)
+        if "embodiment" in job.extras:
+            whose = job.extras["embodiment"]
+            if whose.ndim != 1 or not bool(((whose % 1 == 0) & (whose >= 0) & (whose < self.config.embodiments)).all()):
+                raise ActionPieceError(
+                    f"'embodiment' must be a number from 0 to {self.config.embodiments - 1} per chunk"
+                )
+        super()._fit(x, job)
+
+    @property
+    def embodiment(self) -> int:
+        """Whose chunks are encoded and decoded, of the `embodiments` it was fitted on."""
+        return self.codec.embodiment
+
+    @embodiment.setter
+    def embodiment(self, number: int) -> None:
+        if not 0 <= number < self.config.embodiments:
+            raise ActionPieceError(f"there are embodiments 0 to {self.config.embodiments - 1}, not {number}")
+        self.codec.embodiment = number
+
+    @property
+    def slots(self) -> int:
+        return self.config.tokens
+
+    @property
+    def levels(self) -> int:
+        return self.config.levels

@@ -1,0 +1,134 @@
+"""What the baselines are built of: sequences that read themselves, the Perceiver, causal convolutions, fewer levels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from actionpiece.nn.conv import CausalConv, repeat_last
+from actionpiece.nn.perceiver import Perceiver, fourier_times
+from actionpiece.nn.quantize import ResidualVQ
+from actionpiece.nn.transformer import SelfBlock, Stack
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reads(module: torch.nn.Module, x: Tensor) -> Tensor:
+    """(out, in) how much each output position depends on each input position."""
+    jacobian = torch.autograd.functional.jacobian(module, x)  # (1, T, W, 1, M, V)
+    return jacobian.abs().amax((0, 2, 3, 5))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_stack_reads_exactly_what_its_mask_allows(depth: int) -> None:
+    torch.manual_seed(0)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    mask[:3, :3] = True
+    strength = reads(Stack(6, width=8, depth=depth, heads=2, mask=mask), noise(1, 6, 8))
+    assert torch.equal(strength > 1e-6, mask)
+    free = reads(Stack(6, width=8, depth=depth, heads=2), noise(1, 6, 8))
+    assert float(free.min()) > 1e-6
+
+
+def test_a_self_block_is_attention_written_out() -> None:
+    torch.manual_seed(0)
+    block, x = SelfBlock(6, 2), noise(2, 5, 6)
+    normed = torch.nn.functional.layer_norm(x, (6,))
+    q = normed @ block.query.weight.T + block.query.bias
+    k, v = (normed @ block.key_value.weight.T + block.key_value.bias).split(6, -1)
+    mixed = torch.zeros_like(x)
+    for item in range(2):
+        for head in (slice(0, 3), slice(3, 6)):
+            scores = q[item, :, head] @ k[item, :, head].T / 3**0.5
+            mixed[item, :, head] = torch.softmax(scores, -1) @ v[item, :, head]
+    x = x + mixed @ block.mix.weight.T + block.mix.bias
+    expected = x + block.feed(torch.nn.functional.layer_norm(x, (6,)))
+    torch.testing.assert_close(block(noise(2, 5, 6)), expected)
+
+
+def make_perceiver(**settings: int) -> Perceiver:
+    torch.manual_seed(0)
+    sizes = {"width": 8, "depth": 2, "heads": 2, "embodiments": 3, **settings}
+    return Perceiver(6, 4, **sizes, given_times=fourier_times(6, 8))
+
+
+def test_a_perceiver_tells_steps_and_embodiments_apart() -> None:
+    perceiver, x = make_perceiver(), noise(3, 6, 8)
+    perceiver.blocks.requires_grad_(False)
+    for block in perceiver.blocks:
+        block.scales.data.fill_(1.0)
+    first = torch.zeros(3, dtype=torch.int64)
+    out = perceiver(x, first)
+    assert out.shape == (3, 4, 8)
+    assert float((perceiver(x.flip(1), first) - out).detach().abs().max()) > 1e-2
+    other = perceiver(x, torch.tensor([0, 1, 2]))
+    torch.testing.assert_close(other[0], out[0])
+    assert float((other[1:] - out[1:]).detach().abs().amax((1, 2)).min()) > 1e-2
+
+
+def test_layer_scale_starts_a_perceiver_near_its_queries() -> None:
+    perceiver = make_perceiver(depth=1)
+    (block,) = perceiver.blocks
+    assert torch.equal(block.scales.data, torch.full((2, 8), 1e-2))
+    x, memory = noise(2, 4, 8), noise(2, 6, 8, seed=1)
+    near = (block(x, memory) - x).detach().abs().mean()
+    block.scales.data.fill_(1.0)
+    far = (block(x, memory) - x).detach().abs().mean()
+    assert float(near) < 0.05 * float(far)
+
+
+def test_query_and_key_sizes_do_not_sharpen_attention() -> None:
+    (block,) = make_perceiver(depth=1).blocks
+    x, memory = noise(2, 4, 8), noise(2, 6, 8, seed=1)
+    before = block(x, memory)
+    block.query.weight.data *= 100
+    block.query.bias.data *= 100
+    torch.testing.assert_close(block(x, memory), before, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("steps", "width"), [(1, 4), (2, 3), (8, 16), (13, 7)])
+def test_fourier_features_tell_every_two_steps_apart(steps: int, width: int) -> None:
+    times = fourier_times(steps, width)
+    assert times.shape == (steps, width)
+    assert float(times.abs().max()) <= 1
+    if steps > 1:
+        assert float(torch.nn.functional.pdist(times).min()) > 0.1
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (3, 1), (2, 2)])
+def test_a_causal_convolution_sees_its_own_steps_and_none_after(kernel: int, stride: int) -> None:
+    torch.manual_seed(0)
+    conv = CausalConv(1, 1, kernel, stride=stride)
+    out = conv(noise(1, 1, 8))
+    assert out.shape == (1, 1, 8 // stride)
+    jacobian = torch.autograd.functional.jacobian(conv, noise(1, 1, 8))[0, 0, :, 0, 0]
+    for at, row in enumerate(jacobian):
+        last = (at + 1) * stride  # the step after its own
+        seen = torch.nonzero(row).flatten().tolist()
+        assert seen == list(range(max(0, last - kernel), last))
+
+
+def test_steps_that_do_not_divide_repeat_the_last_command() -> None:
+    x = noise(2, 6, 3)
+    longer = repeat_last(x, 4)
+    assert longer.shape == (2, 8, 3)
+    assert torch.equal(longer[:, :6], x)
+    assert torch.equal(longer[:, 6:], x[:, -1:].expand(-1, 2, -1))
+    assert torch.equal(repeat_last(x, 3), x)
+
+
+def test_a_quantiser_may_use_its_first_levels_only_or_leave_levels_out_by_chunk() -> None:
+    torch.manual_seed(0)
+    vq, u = ResidualVQ(5, slots=2, levels=3, codes=8, dim=4), noise(4, 2, 4)
+    full, first = vq.quantize(u), vq.quantize(u, levels=1)
+    assert len(first.levels) == 1
+    assert torch.equal(first.hard, full.levels[0].chosen)
+    keep = torch.tensor([[1.0, 1, 1, 1], [1, 0, 1, 1], [1, 0, 0, 1]])
+    kept = vq.quantize(u, keep)
+    assert torch.equal(kept.codes, full.codes)
+    for chunk, count in enumerate((3, 1, 2, 3)):
+        expected = sum(level.chosen[chunk] for level in full.levels[:count])
+        torch.testing.assert_close(kept.hard[chunk], expected)
