@@ -26,7 +26,6 @@ from actionpiece.files import write_json
 from actionpiece.policy.model import ActionPolicy, PolicyConfig
 from actionpiece.policy.prompt import patches
 from actionpiece.policy.text import qwen3vl_config, text_tokenizer, transformers
-from actionpiece.policy.training import compile_layers
 
 INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
@@ -167,14 +166,30 @@ def latency(policy: ActionPolicy, options: Options, device: str) -> dict[str, An
     return {**found, "ready_s": ready, **agreement(policy, seen)}
 
 
+def whole(policy: ActionPolicy, ids: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+    """Logits (B, T, rows of the table) of Hugging Face's forward pass over prompts and chunks of local ids (B, T)."""
+    look, prompt = policy.vlm.config.vision_config, policy.prompt(INSTRUCTION)
+    rows = [[*prompt, policy.vocabulary.start, *row[:-1]] for row in (ids + policy.vocabulary.first).tolist()]
+    batch = policy.prompter.batch(rows, pictures, pad="left").to(policy.device)
+    side = policy.config.side // look.patch_size
+    logits: torch.Tensor = policy.vlm(
+        input_ids=batch.ids,
+        attention_mask=batch.mask.long(),
+        pixel_values=patches(batch.pictures.flatten(0, 1), look.patch_size, look.temporal_patch_size).flatten(0, 1),
+        image_grid_thw=torch.tensor([[1, side, side]] * (2 * len(rows)), device=policy.device),
+        mm_token_type_ids=(batch.ids == policy.prompter.image).int(),
+        logits_to_keep=ids.shape[1],
+        use_cache=False,
+    ).logits
+    return logits
+
+
 @torch.no_grad()
 def agreement(policy: ActionPolicy, seen: dict[str, Any]) -> dict[str, Any]:
     """Our log-probabilities of our tokens against those of Hugging Face's forward pass over the whole sequence."""
     batch = policy.read([seen])
     made = policy.generate(batch)
-    inputs = policy.training_inputs([policy.prompt(INSTRUCTION)], policy.targets(made.ids.cpu()), batch.pictures)
-    inputs = {name: value.to(policy.device) for name, value in inputs.items()}
-    logits = policy.logits(policy.vlm, inputs, keep=made.ids.shape[1])[..., policy.vocabulary.rows].float()
+    logits = whole(policy, made.ids.cpu(), batch.pictures)[..., policy.vocabulary.rows].float()
     theirs = logits.log_softmax(-1).gather(-1, made.ids[..., None])[..., 0]
     return {
         "log_prob_difference": float((theirs - made.log_probs).abs().max()),
@@ -183,21 +198,25 @@ def agreement(policy: ActionPolicy, seen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def training(policy: ActionPolicy, options: Options, device: str, *, compiled: bool) -> dict[str, Any]:
+def training(policy: ActionPolicy, options: Options, device: str, *, ours: bool) -> dict[str, Any]:
     """Examples a second and memory of a training step in bfloat16, without recomputation."""
-    if compiled:
-        compile_layers(policy.vlm)
     policy.vlm.train()
     optimizer = torch.optim.AdamW(policy.vlm.parameters(), lr=1e-5, fused=device == "cuda")
     rng = np.random.default_rng(1)
     pictures = torch.from_numpy(rng.integers(0, 255, (options.batch, 2, 224, 224, 3), dtype=np.uint8))
     ids = torch.from_numpy(rng.integers(0, policy.vocabulary.size, (options.batch, policy.tokenizer.tokens_per_chunk)))
-    inputs = policy.training_inputs([policy.prompt(INSTRUCTION)] * options.batch, policy.targets(ids), pictures)
+    targets = policy.targets(ids)
+    inputs = policy.training_inputs([policy.prompt(INSTRUCTION)] * options.batch, targets, pictures)
+    learner = policy.learner()
 
     def step() -> None:
-        moved = {name: value.to(device) for name, value in inputs.items()}
-        total, _, count = policy.loss(moved)
-        (total / count).backward()
+        if ours:
+            total, _, count = policy.loss({name: value.to(device) for name, value in inputs.items()}, learner)
+            loss = total / count
+        else:
+            logits = whole(policy, ids, pictures)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().to(device))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.vlm.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -229,8 +248,8 @@ def main(options: Options) -> None:
     if options.train:
         policy.forget_plans()
         result["training"] = {}
-        for name, compiled in (("plain", False), ("compiled", True)):
-            result["training"][name] = training(policy, options, device, compiled=compiled)
+        for name, ours in (("plain", False), ("ours", True)):
+            result["training"][name] = training(policy, options, device, ours=ours)
             console.print(name, result["training"][name])
         if options.out:
             write_json(options.out, result)

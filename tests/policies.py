@@ -19,6 +19,7 @@ from PIL import Image
 from actionpiece.data.lerobot_writer import About, Episode, write_lerobot
 from actionpiece.files import write_json
 from actionpiece.policy.model import ActionPolicy, PolicyConfig
+from actionpiece.policy.prompt import patches
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.tokenizers.base import ActionTokenizer
@@ -65,6 +66,27 @@ def observation(seed: int = 0, prompt: str = INSTRUCTIONS[0], side: int = SIDE) 
         f"observation/{view}": rng.integers(0, 256, (side, side, 3), np.uint8) for view in ("image", "wrist_image")
     }
     return {"prompt": prompt, "observation/state": rng.normal(size=8).astype(np.float32), **shots}
+
+
+def their_logits(
+    made: ActionPolicy, prompts: list[list[int]], ids: torch.Tensor, pictures: torch.Tensor
+) -> torch.Tensor:
+    """Hugging Face's logits (B, T, rows) for chunks of local ids (B, T), read after their prompts block by block."""
+    block, words = made.config.block, (ids + made.vocabulary.first).tolist()
+    rows = [[*p, *[made.vocabulary.start] * block, *w][: len(p) + len(w)] for p, w in zip(prompts, words, strict=True)]
+    batch = made.prompter.batch(rows, pictures, pad="left")
+    flat = patches(pictures.flatten(0, 1), 16, 2).flatten(0, 1)
+    side = made.config.side // 16
+    answer = made.vlm(
+        input_ids=batch.ids,
+        attention_mask=batch.mask.long(),
+        pixel_values=flat,
+        image_grid_thw=torch.tensor([[1, side, side]] * (len(flat) // side**2)),
+        mm_token_type_ids=(batch.ids == made.prompter.image).int(),
+        logits_to_keep=ids.shape[1],
+        use_cache=False,
+    )
+    return answer.logits
 
 
 def png(picture: np.ndarray) -> bytes:

@@ -16,7 +16,7 @@ from actionpiece.policy.model import ActionPolicy
 from actionpiece.policy.prompt import patches, state_words
 from actionpiece.policy.qwen3vl import Forward
 from actionpiece.policy.text import transformers
-from policies import INSTRUCTIONS, SIDE, observation, policy, tokenizer
+from policies import INSTRUCTIONS, SIDE, observation, policy, their_logits, tokenizer
 
 OBSERVATIONS = [observation(seed, INSTRUCTIONS[seed % 2] + " slowly" * seed) for seed in range(3)]
 
@@ -35,9 +35,9 @@ def uncached(made: ActionPolicy, seen: dict[str, Any]) -> list[int]:
         allowed = made.tokenizer.allowed_next(ids)
         if not allowed.any():
             return ids
-        so_far = torch.tensor([ids + [0] * block]) + made.vocabulary.first
-        inputs = made.training_inputs([made.prompt(seen["prompt"])], so_far, pictures)
-        logits = made.logits(made.vlm, inputs, keep=block)[0, :, rows][:, : made.vocabulary.size]
+        so_far = torch.tensor([ids + [0] * block])
+        logits = their_logits(made, [made.prompt(seen["prompt"])], so_far, pictures)[0, -block:, rows]
+        logits = logits[:, : made.vocabulary.size]
         for place in range(block):
             here = made.tokenizer.allowed_next(ids)
             ids.append(int(logits[place].masked_fill(~here, -torch.inf).argmax()))
@@ -59,9 +59,8 @@ def test_log_probabilities_are_those_of_the_forward_pass() -> None:
     batch = made.read(OBSERVATIONS)
     answer = made.generate(batch)
     prompts = [made.prompt(seen["prompt"]) for seen in OBSERVATIONS]
-    inputs = made.training_inputs(prompts, made.targets(answer.ids), batch.pictures)
     with torch.no_grad():
-        logits = made.logits(made.vlm, inputs, keep=answer.ids.shape[1])[..., made.vocabulary.rows]
+        logits = their_logits(made, prompts, answer.ids, batch.pictures)[..., made.vocabulary.rows]
     theirs = logits.log_softmax(-1).gather(-1, answer.ids[..., None])[..., 0]
     torch.testing.assert_close(answer.log_probs, theirs, atol=2e-5, rtol=1e-5)
 
@@ -137,9 +136,9 @@ def test_a_draw_follows_the_probabilities_and_the_seed_decides_it() -> None:
     drawn = torch.cat([made.generate(batch, Sampling(1.0, seed=seed)).ids[:, 0] for seed in range(30)])
     same = made.generate(batch, Sampling(1.0, seed=7)).ids
     assert torch.equal(same, made.generate(batch, Sampling(1.0, seed=7)).ids)
-    inputs = made.training_inputs([made.prompt(INSTRUCTIONS[0])], made.targets(same[:1]), batch.pictures[:1])
     with torch.no_grad():
-        wanted = made.logits(made.vlm, inputs, keep=4)[0, 0, made.vocabulary.rows].softmax(-1)
+        logits = their_logits(made, [made.prompt(INSTRUCTIONS[0])], same[:1], batch.pictures[:1])
+    wanted = logits[0, 0, made.vocabulary.rows].softmax(-1)
     share = torch.bincount(drawn, minlength=made.vocabulary.size) / len(drawn)
     assert float((share - wanted).abs().max()) < 4 * float((wanted * (1 - wanted) / len(drawn)).sqrt().max())
 

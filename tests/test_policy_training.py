@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from actionpiece import cli
 from actionpiece.data import open_demos
@@ -23,7 +24,7 @@ from actionpiece.policy.model import ActionPolicy
 from actionpiece.policy.questions import Questions, answer_loss, read_questions
 from actionpiece.policy.recipes import PolicyTrainConfig, paper
 from actionpiece.policy.training import Material, batch_at, generated_commands, train_policy
-from policies import INSTRUCTIONS, SIDE, demonstrations, png, policy, tokenizer
+from policies import INSTRUCTIONS, SIDE, demonstrations, png, policy, their_logits, tokenizer
 
 SHORT = PolicyTrainConfig(
     steps=6,
@@ -68,14 +69,38 @@ def test_a_look_goes_with_the_chunk_that_follows_it(data: Path) -> None:
     assert seen.side() == SIDE
 
 
-@pytest.mark.parametrize(("kind", "block"), [("pq", 1), ("levels", 4), ("fast", 1)])
-def test_eight_chunks_are_learned_without_an_error(kind: str, block: int, data: Path) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("kind", "block"), [("pq", 1), ("levels", 4)])
+def test_loss_and_gradients_are_those_of_hugging_faces_model(
+    kind: str, block: int, recompute: bool, data: Path
+) -> None:
+    made = policy(kind, loud=2.0, block=block)
+    examples = PolicyExamples(lookings(data).among(range(2)), made)
+    index, targets = [0, 3, 5], torch.from_numpy(examples.ids[[0, 3, 5]])
+    made.vlm.train()
+    total, right, count = made.loss(examples.inputs(index), made.learner(recompute=recompute))
+    total.backward()
+    ours = {name: parameter.grad.clone() for name, parameter in made.vlm.named_parameters()}
+    made.vlm.zero_grad()
+    logits = their_logits(made, [examples.prompts[n] for n in index], targets, examples.pictures(index))
+    theirs = F.cross_entropy(logits.flatten(0, 1), (targets + made.vocabulary.first).flatten(), reduction="sum")
+    theirs.backward()
+    assert count == targets.numel()
+    assert int(right) == int((logits.argmax(-1) == targets + made.vocabulary.first).sum())
+    torch.testing.assert_close(total, theirs, atol=1e-4, rtol=1e-5)
+    for name, parameter in made.vlm.named_parameters():
+        apart = float((ours[name] - parameter.grad).abs().max())
+        assert apart <= 1e-3 * float(parameter.grad.abs().max()) + 1e-5, name
+
+
+@pytest.mark.parametrize(("kind", "block", "steps"), [("pq", 1, 120), ("levels", 4, 120), ("fast", 1, 220)])
+def test_eight_chunks_are_learned_without_an_error(kind: str, block: int, steps: int, data: Path) -> None:
     made = policy(kind, loud=1.0, block=block)
     few = lookings(data).among(range(3))
     few = Lookings(few.looks[:8], few.instructions[:8], few.chunks[:8])
     examples = PolicyExamples(few, made)
     config = replace(
-        SHORT, steps=250, batch=8, warmup=10, learning_rate=4e-3, validate_every=1000, checkpoint_every=1000
+        SHORT, steps=steps, batch=8, warmup=10, learning_rate=4e-3, validate_every=1000, checkpoint_every=1000
     )
     train_policy(made, Material(examples, examples), replace(config, validate_chunks=0))
     with torch.no_grad():
@@ -174,7 +199,7 @@ def test_answers_are_learned_beside_actions_with_their_weight(data: Path, questi
             len(asked.prompter.plain(f"It is {c}.")) + 1 for c in ("red", "blue")
         )
         with torch.no_grad():
-            return float(answer_loss(made, made.vlm, inputs)) / int((inputs["targets"] >= 0).sum())
+            return float(answer_loss(made.learner(), inputs)) / int((inputs["targets"] >= 0).sum())
 
     assert after(1.0) < 0.2 < 2.0 < after(0.0)
 

@@ -22,15 +22,14 @@ from torch import Tensor
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json, writing_folder
 from actionpiece.policy.generate import Generated, Plan, Sampling
-from actionpiece.policy.prompt import MERGE, Batch, Prompter, patches, state_words
-from actionpiece.policy.qwen3vl import Forward
+from actionpiece.policy.prompt import MERGE, Batch, Prompter, learning_inputs, state_words
+from actionpiece.policy.qwen3vl import Forward, Learner
 from actionpiece.policy.text import SIZES, quietly, qwen3vl_config, text_tokenizer, transformers
 from actionpiece.policy.vocabulary import ActionVocabulary
 from actionpiece.tokenizers import ActionTokenizer, build_config, load
 
 POLICY = "policy.json"
 _FORMAT = 1
-_COLUMNS = 32  # prompts are padded to multiples of this, so that few shapes are ever recorded
 _PLANS = 8  # recorded shapes that are kept
 
 
@@ -205,37 +204,19 @@ class ActionPolicy:
         moved = torch.where(moved < 0, start, moved)
         lengths = (targets >= 0).sum(1).tolist()
         rows = [[*p, *m[len(m) - n :]] for p, m, n in zip(prompts, moved.tolist(), lengths, strict=True)]
-        batch = self.prompter.batch(rows, pictures)
-        return {
-            "input_ids": batch.ids,
-            "attention_mask": batch.mask.long(),
-            "position_ids": batch.positions,
-            "pictures": batch.pictures,
-            "targets": targets,
-        }
+        return learning_inputs(self.prompter, rows, targets, pictures, ahead=0)
 
-    def logits(self, model: Any, inputs: Mapping[str, Tensor], *, keep: int) -> Tensor:
-        """Logits (B, keep, rows of the table) of the last columns. model: `vlm`, or what wraps it for training."""
-        ids, pictures = inputs["input_ids"], inputs["pictures"].flatten(0, 1)
-        look = self.vlm.config.vision_config
-        side = self.config.side // look.patch_size
-        answer = model(
-            input_ids=ids,
-            attention_mask=inputs["attention_mask"],
-            position_ids=inputs["position_ids"],
-            pixel_values=patches(pictures, look.patch_size, look.temporal_patch_size).flatten(0, 1),
-            image_grid_thw=torch.tensor([[1, side, side]] * len(pictures), device=ids.device),
-            mm_token_type_ids=(ids == self.prompter.image).int(),
-            logits_to_keep=keep,
-            use_cache=False,
-        )
-        logits: Tensor = answer.logits
-        return logits
+    def learner(self, *, recompute: bool = False) -> Learner:
+        """The model as training sees it. recompute: less memory for a third more time."""
+        return Learner(self.vlm, side=self.config.side, compiled=self.device.type == "cuda", recompute=recompute)
 
-    def loss(self, inputs: Mapping[str, Tensor], model: Any = None) -> tuple[Tensor, Tensor, int]:
-        """The summed next-token loss on action ids alone, how many of them are right, and how many there are."""
+    def loss(self, inputs: Mapping[str, Tensor], learner: Any = None) -> tuple[Tensor, Tensor, int]:
+        """The summed next-token loss on action ids alone, how many of them are right, and how many there are.
+
+        learner: `learner()`, or what wraps it to train on several processes.
+        """
         targets = inputs["targets"]
-        logits = self.logits(self.vlm if model is None else model, inputs, keep=targets.shape[1])
+        logits = (learner or self.learner())(**{name: value for name, value in inputs.items() if name != "targets"})
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
         right = (logits.argmax(-1) == targets).sum()
         count = int((targets >= 0).sum()) if self.vocabulary.ends else targets.numel()  # the GPU is not asked in vain
@@ -283,7 +264,7 @@ class ActionPolicy:
         shots = [[observation[f"observation/{view}"] for view in self.config.views] for observation in observations]
         pictures = torch.from_numpy(np.stack([[fitted(shot, self.config.side) for shot in row] for row in shots]))
         prompts = [self.prompt(o["prompt"], o.get("observation/state")) for o in observations]
-        return self.prompter.batch(prompts, pictures, multiple=_COLUMNS)
+        return self.prompter.batch(prompts, pictures, pad="left")
 
     def prompt(self, instruction: str, state: Any = None) -> list[int]:
         """The prompt's ids for an instruction, and for a state where the policy reads it."""

@@ -3,14 +3,14 @@
     <|im_start|>user\\n<|vision_start|><|image_pad|>...<|vision_end|>... Your task is lift the cube.<|im_end|>\\n
     <|im_start|>assistant\\n<action_start>
 
-Prompts of a batch are padded on the left, so that the last columns are the actions' in every row.
+For generation prompts are padded on the left, so that the actions' columns are the same in every row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from actionpiece.policy.text import IM_END, IM_START, IMAGE, PAD, VISION_END, VI
 TASK = "Your task is {instruction}."
 STATE = " The robot's state is {state}."
 STATE_BINS = 256
+COLUMNS = 32
 MERGE = 2  # patches a side that Qwen3-VL merges into one token
 
 
 @dataclass(frozen=True)
 class Batch:
-    """ids, mask: (B, L) prompts, padded on the left; mask is True where a prompt is.
+    """ids, mask: (B, L) prompts, padded; mask is True where a prompt is.
 
     positions: (3, B, L) time, row and column, as Qwen3-VL counts them. pictures: (B, V, side, side, 3) uint8.
     """
@@ -86,18 +87,40 @@ class Prompter:
                 at, k = at + 1, k + 1
         return place
 
-    def batch(self, prompts: Sequence[Sequence[int]], pictures: Tensor, *, multiple: int = 1) -> Batch:
-        """Prompts side by side, padded on the left to a multiple of so many columns."""
+    def batch(self, prompts: Sequence[Sequence[int]], pictures: Tensor, *, pad: Literal["left", "right"]) -> Batch:
+        """Prompts side by side, padded to a multiple of 32 columns, so that there are few shapes."""
         longest = max(len(ids) for ids in prompts)
-        length = -(-longest // multiple) * multiple
+        length = -(-longest // COLUMNS) * COLUMNS
         ids = torch.full((len(prompts), length), self.pad)
         mask = torch.zeros(len(prompts), length, dtype=torch.bool)
         positions = torch.zeros(3, len(prompts), length, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
-            ids[row, length - len(prompt) :] = torch.tensor(prompt)
-            mask[row, length - len(prompt) :] = True
-            positions[:, row, length - len(prompt) :] = torch.from_numpy(self.positions(prompt))
+            first = length - len(prompt) if pad == "left" else 0
+            place = slice(first, first + len(prompt))
+            ids[row, place] = torch.tensor(prompt)
+            mask[row, place] = True
+            positions[:, row, place] = torch.from_numpy(self.positions(prompt))
         return Batch(ids, mask, positions, pictures)
+
+
+def learning_inputs(
+    prompter: Prompter, rows: Sequence[Sequence[int]], targets: Tensor, pictures: Tensor, *, ahead: int
+) -> dict[str, Tensor]:
+    """What a `Learner` takes for sequences whose last tokens are to predict targets (B, T), and the targets.
+
+    Targets that are padded in front (-100) stand anywhere. ahead: a sequence goes on for so many tokens after the one
+    that predicts the last target.
+    """
+    batch = prompter.batch(rows, pictures, pad="right")
+    ends = batch.mask.sum(1, keepdim=True) - ahead
+    columns = (ends + torch.arange(-targets.shape[1], 0)).clamp_min(0)
+    return {
+        "ids": batch.ids,
+        "positions": batch.positions,
+        "pictures": batch.pictures,
+        "columns": columns,
+        "targets": targets,
+    }
 
 
 def patches(pictures: Tensor, patch: int, frames: int) -> Tensor:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch import Tensor
 from actionpiece.errors import ActionPieceError
 from actionpiece.policy.examples import decode_picture
 from actionpiece.policy.model import ActionPolicy
-from actionpiece.policy.prompt import Prompter
+from actionpiece.policy.prompt import Prompter, learning_inputs
 from actionpiece.policy.text import IM_END
 
 
@@ -76,22 +77,16 @@ class Questions:
         prompts = [self.prompter.ids(q.question) for q in chosen]
         answers = [[*self.prompter.plain(q.answer), self.policy.text.convert_tokens_to_ids(IM_END)] for q in chosen]
         pictures = torch.stack([torch.from_numpy(shot) for shot in shots])[:, None]
-        batch = self.prompter.batch([[*p, *a] for p, a in zip(prompts, answers, strict=True)], pictures)
         longest = max(len(answer) for answer in answers)
         targets = torch.full((len(chosen), longest), -100)
         for row, answer in enumerate(answers):
             targets[row, longest - len(answer) :] = torch.tensor(answer)
-        return {
-            "input_ids": batch.ids,
-            "attention_mask": batch.mask.long(),
-            "position_ids": batch.positions,
-            "pictures": batch.pictures,
-            "targets": targets,
-        }
+        rows = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
+        return learning_inputs(self.prompter, rows, targets, pictures, ahead=1)
 
 
-def answer_loss(policy: ActionPolicy, model: object, inputs: Mapping[str, Tensor]) -> Tensor:
+def answer_loss(learner: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """The sum of the next-token losses of all answers' tokens."""
+    logits = learner(**{name: value for name, value in inputs.items() if name != "targets"})
     targets = inputs["targets"]
-    logits = policy.logits(model, inputs, keep=targets.shape[1] + 1)[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")

@@ -1,8 +1,9 @@
-"""Qwen3-VL's forward pass for generation, on the weights of Hugging Face's model, with shapes that never change.
+"""Qwen3-VL's forward pass, on the weights of Hugging Face's model, with shapes that never change.
 
-Hugging Face's own forward asks the CPU about shapes again and again and launches some two thousand small kernels a
-token, which is where the time of plain `generate` goes. Here a layer is one plain function of tensors: it is compiled
-once for all layers, and the whole pass can be recorded as a CUDA graph. The cache has a fixed capacity.
+Hugging Face's own forward asks the CPU about shapes again and again, looks at pictures one after the other, and
+launches some two thousand small kernels a token, which is where the time of plain `generate` goes. Here a layer is one
+plain function of tensors: it is compiled once for all layers. There are two ways through it: `prefill` and `step` with
+a cache of fixed capacity, which can be recorded as CUDA graphs, for generation; `read` whole sequences, for training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from actionpiece.policy.prompt import MERGE, patches
 
@@ -54,6 +56,7 @@ class Forward:
         self.table: Tensor = self.text.embed_tokens.weight
         self.blocks = [_weights(layer) for layer in self.text.layers]
         self._layer: Callable[..., Tensor] = _compiled(_layer) if compiled else _layer
+        self._whole_layer: Callable[..., Tensor] = _compiled(_whole_layer) if compiled else _whole_layer
         self._vision_layer: Callable[..., Tensor] = _compiled(_vision_layer) if compiled else _vision_layer
 
     def cache(self, batch: int, capacity: int) -> Cache:
@@ -83,18 +86,39 @@ class Forward:
 
     def prefill(self, ids: Tensor, mask: Tensor, positions: Tensor, pictures: Tensor, cache: Cache) -> Tensor:
         """Read prompts (B, L) into the cache; hidden states (B, L, width) after the last norm."""
-        x = F.embedding(ids, self.table)
-        seen, given = self.see(pictures)
-        here = ids == self.image
-        # The n-th picture token of a row takes the n-th feature; static shapes, where Hugging Face scatters.
-        index = (here.cumsum(1) - 1).clamp_min(0)[..., None].expand(-1, -1, x.shape[-1])
-        x = torch.where(here[..., None], seen.gather(1, index), x)
-        given = [torch.where(here[..., None], g.gather(1, index), 0) for g in given]
+        x, given = self._embedded(ids, pictures)
         length = ids.shape[1]
         cache.open.zero_()
         cache.open[:, :length].copy_(mask)
         at = torch.arange(length, device=ids.device)
         return self._run(x, positions, at, cache, given)
+
+    def read(self, ids: Tensor, positions: Tensor, pictures: Tensor, *, recompute: bool = False) -> Tensor:
+        """Hidden states (B, L, width) of whole sequences, padded on the right, where nothing before looks at it.
+
+        recompute: layers are run again in the backward pass instead of keeping what they computed.
+        """
+        x, given = self._embedded(ids, pictures)
+        cos, sin = self.text.rotary_emb(x, positions)
+        eps = self.config.rms_norm_eps
+        for number, block in enumerate(self.blocks):
+            if recompute:
+                x = checkpoint(self._whole_layer, x, cos, sin, block, eps, use_reentrant=False)
+            else:
+                x = self._whole_layer(x, cos, sin, block, eps)
+            if number < len(given):
+                x = x + given[number]
+        return _rms(x, self.text.norm.weight, eps)
+
+    def _embedded(self, ids: Tensor, pictures: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Tokens and pictures as the first layer reads them, and what the layers after it are given of pictures."""
+        x = F.embedding(ids, self.table)
+        seen, given = self.see(pictures)
+        here = ids == self.image
+        # The n-th picture token of a row takes the n-th feature; static shapes, where Hugging Face scatters.
+        index = (here.cumsum(1) - 1).clamp_min(0)[..., None].expand(-1, -1, x.shape[-1])
+        x = torch.where(here[..., None], seen.gather(1, index).to(x.dtype), x)
+        return x, [torch.where(here[..., None], g.gather(1, index), 0) for g in given]
 
     def step(self, ids: Tensor, positions: Tensor, at: Tensor, cache: Cache) -> Tensor:
         """Read tokens (B, n) at columns `at` (n,) of the cache; hidden states (B, n, width)."""
@@ -115,6 +139,21 @@ class Forward:
             if number < len(given):
                 x = x + given[number]
         return _rms(x, self.text.norm.weight, eps)
+
+
+class Learner(nn.Module):
+    """A model as training sees it: sequences in, logits of some of their columns out."""
+
+    def __init__(self, vlm: Any, *, side: int, compiled: bool, recompute: bool = False) -> None:
+        super().__init__()
+        self.vlm, self.recompute = vlm, recompute
+        self.pass_through = Forward(vlm, side=side, compiled=compiled)
+
+    def forward(self, ids: Tensor, positions: Tensor, pictures: Tensor, columns: Tensor) -> Tensor:
+        """Logits (B, T, rows of the table) of the columns (B, T) of sequences padded on the right."""
+        hidden = self.pass_through.read(ids, positions, pictures, recompute=self.recompute and self.training)
+        kept = hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[-1]))
+        return F.linear(kept, self.pass_through.table)
 
 
 def _weights(layer: Any) -> _Block:
@@ -149,18 +188,32 @@ def _layer(
     """One layer on x (B, n, width); its keys and values (B, G, capacity, head) get columns `at`."""
     batch, n = x.shape[:2]
     groups, head = keys.shape[1], keys.shape[3]
-    normed = _rms(x, w.norm, eps)
-    q = _rms(F.linear(normed, w.query).view(batch, n, -1, head), w.query_norm, eps)
-    k = _rms(F.linear(normed, w.key).view(batch, n, groups, head), w.key_norm, eps)
-    v = F.linear(normed, w.value).view(batch, n, groups, head)
-    q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+    q, k, v = _looked(x, cos, sin, w, eps)
     keys.index_copy_(2, at, k.transpose(1, 2))
     values.index_copy_(2, at, v.transpose(1, 2))
     q = q.view(batch, n, groups, -1, head).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, G, heads per group * n, head)
     scores = (q @ keys.transpose(-1, -2)).unflatten(2, (-1, n)).float() * head**-0.5
     scores = scores.masked_fill(~visible[:, None, None], torch.finfo(torch.float32).min)
     read = scores.softmax(-1).to(x.dtype).flatten(2, 3) @ values
-    read = read.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4).reshape(batch, n, -1)
+    return _thought(x, read.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4).reshape(batch, n, -1), w, eps)
+
+
+def _whole_layer(x: Tensor, cos: Tensor, sin: Tensor, w: _Block, eps: float) -> Tensor:
+    """One layer on whole sequences x (B, L, width): every token reads those up to itself."""
+    q, k, v = (part.transpose(1, 2) for part in _looked(x, cos, sin, w, eps))
+    read = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return _thought(x, read.transpose(1, 2).flatten(2), w, eps)
+
+
+def _looked(x: Tensor, cos: Tensor, sin: Tensor, w: _Block, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, n, heads, head), keys and values (B, n, groups, head)."""
+    normed, head = _rms(x, w.norm, eps), len(w.query_norm)
+    q, k, v = (F.linear(normed, weight).unflatten(-1, (-1, head)) for weight in (w.query, w.key, w.value))
+    return _turned(_rms(q, w.query_norm, eps), cos, sin), _turned(_rms(k, w.key_norm, eps), cos, sin), v
+
+
+def _thought(x: Tensor, read: Tensor, w: _Block, eps: float) -> Tensor:
+    """The rest of a layer, after what was read (B, n, heads * head)."""
     x = x + F.linear(read, w.out)
     normed = _rms(x, w.mlp_norm, eps)
     return x + F.linear(F.silu(F.linear(normed, w.gate)) * F.linear(normed, w.up), w.down)

@@ -23,7 +23,7 @@ class PolicyTrainConfig:
         weight_decay: of AdamW.
         clip: largest norm of the gradient.
         augment: move pictures a little and change their light, at random.
-        checkpointing: compute activations anew in the backward pass, which saves memory and costs a third more time.
+        checkpointing: run layers again in the backward pass, which saves memory and costs a third more time.
         cotrain_weight: of the loss on image questions, where some are given.
         cotrain_batch: questions per step, of all processes together.
         validate_every: steps between looks at held-out episodes.

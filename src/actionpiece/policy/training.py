@@ -21,7 +21,6 @@ from actionpiece.metrics.fidelity import fidelity
 from actionpiece.policy.checkpoint import load_state, save_state
 from actionpiece.policy.examples import PolicyExamples, augmented
 from actionpiece.policy.model import ActionPolicy
-from actionpiece.policy.prompt import Batch
 from actionpiece.policy.questions import Questions, answer_loss
 from actionpiece.policy.recipes import PolicyTrainConfig
 from actionpiece.training.log import Log, line
@@ -69,16 +68,14 @@ def train_policy(
         )
     policy.forget_plans()
     policy.vlm.to(accelerator.device, torch.bfloat16 if precision == "bf16" else torch.float32)
-    if config.checkpointing:
-        policy.vlm.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(
         _groups(policy.vlm, config.weight_decay),
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         fused=accelerator.device.type == "cuda" and not deepspeed,
     )
-    model, optimizer = accelerator.prepare(policy.vlm, optimizer)
-    run = _Run(policy, model, optimizer, accelerator, material, config, seed)
+    learner, optimizer = accelerator.prepare(policy.learner(recompute=config.checkpointing), optimizer)
+    run = _Run(policy, learner, optimizer, accelerator, material, config, seed)
     about = {"config": dataclasses.asdict(config), "seed": seed, "tokenizer": policy.vocabulary.fingerprint}
     done = 0
     if resume:
@@ -134,12 +131,6 @@ def _accelerator(device: str, precision: Precision, deepspeed: bool, config: Pol
     return accelerate.Accelerator(cpu=device == "cpu", mixed_precision=mixed, deepspeed_plugin=plugin)
 
 
-def compile_layers(vlm: Any) -> None:
-    """Compile the layers of a model in training, once for all that are alike."""
-    for layer in (*vlm.model.language_model.layers, *vlm.model.visual.blocks):
-        layer.compile()
-
-
 def _groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     """Decay is for matrices; norms and biases are left alone."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -152,7 +143,7 @@ def _groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
 @dataclass
 class _Run:
     policy: ActionPolicy
-    model: Any
+    learner: Any
     optimizer: Any
     accelerator: Any
     material: Material
@@ -161,7 +152,7 @@ class _Run:
 
     def step(self, number: int) -> dict[str, Tensor]:
         """One optimiser step; the loss per token and the share of tokens predicted right, of this process."""
-        self.model.train()
+        self.learner.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate_at(number)
         inputs = self._mine(self.material.train, self.config.batch, number)
@@ -171,18 +162,18 @@ class _Run:
             )
             inputs["pictures"] = augmented(inputs["pictures"], generator)
         with self.accelerator.autocast():
-            total, right, count = self.policy.loss(inputs, self.model)
+            total, right, count = self.policy.loss(inputs, self.learner)
         values = {"loss": total.detach() / count, "accuracy": right / count}
         loss = total / self._share(count)
         if self.material.questions is not None and self.config.cotrain_weight:
             asked = self._mine(self.material.questions, self.config.cotrain_batch, number)
             with self.accelerator.autocast():
-                said = answer_loss(self.policy, self.model, asked)
+                said = answer_loss(self.learner, asked)
             words = int((asked["targets"] >= 0).sum())
             loss = loss + self.config.cotrain_weight * said / self._share(words)
             values["answers"] = said.detach() / words
         self.accelerator.backward(loss)
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = self.accelerator.clip_grad_norm_(self.learner.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return values if norm is None else values | {"gradient": torch.as_tensor(norm).detach()}
@@ -244,7 +235,6 @@ def generated_commands(policy: ActionPolicy, prompts: Sequence[Sequence[int]], p
     short = _GENERATED - len(prompts) if len(prompts) > 1 else 0
     rows = [*prompts, *[prompts[-1]] * short]
     filled = torch.cat((pictures, pictures[-1:].expand(short, -1, -1, -1, -1)))
-    batch: Batch = policy.prompter.batch(rows, filled, multiple=32)
-    ids = policy.generate(batch).ids[: len(prompts)]
+    ids = policy.generate(policy.prompter.batch(rows, filled, pad="left")).ids[: len(prompts)]
     answer: Tensor = policy.tokenizer.decode(ids.cpu() if isinstance(ids, Tensor) else [i.cpu() for i in ids])
     return answer
