@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from actionpiece.errors import ActionPieceError, DecodeError
     from actionpiece.metrics.prc import PRCResult, prc
     from actionpiece.normalize import Normalizer
+    from actionpiece.policy.model import ActionPolicy
     from actionpiece.space import ActionSpace, Group
     from actionpiece.tokenizers import ActionTokenizer, load
     from actionpiece.tokenizers.wrapped import wrap
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 #: Names are looked up on first use, so that `import actionpiece` and `actionpiece --help` do not wait for torch.
 _ROOMS = {
     "ActionPieceError": "errors",
+    "ActionPolicy": "policy.model",
     "ActionSpace": "space",
     "ActionTokenizer": "tokenizers",
     "Chunks": "data",
@@ -45,6 +47,7 @@ _ROOMS = {
 
 __all__ = [
     "ActionPieceError",
+    "ActionPolicy",
     "ActionSpace",
     "ActionTokenizer",
     "Chunks",

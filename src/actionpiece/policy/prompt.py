@@ -55,6 +55,7 @@ class Prompter:
         self.image, self.pad = token(IMAGE), token(PAD)
         picture = [token(VISION_START), *[self.image] * self.grid**2, token(VISION_END)]
         self._before = [token(IM_START), *self._words("user\n"), *picture * views]
+        self._first = self._first_positions()
         self._after = [token(IM_END), *self._words("\n"), token(IM_START), *self._words("assistant\n")]
 
     def _words(self, text: str) -> list[int]:
@@ -73,9 +74,15 @@ class Prompter:
         ids: list[int] = self.text(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
 
-    def positions(self, ids: Sequence[int]) -> np.ndarray:
-        """(3, L) positions: text counts on in all three; a picture's tokens share a time and count rows and columns."""
-        place, at, k = np.zeros((3, len(ids)), np.int64), 0, 0
+    def positions(self, length: int) -> np.ndarray:
+        """(3, length) positions of a prompt and what follows it; all pictures stand in its first part."""
+        rest = self._first.max() + 1 + np.arange(length - self._first.shape[1])
+        return np.concatenate((self._first, np.broadcast_to(rest, (3, len(rest)))), 1)
+
+    def _first_positions(self) -> np.ndarray:
+        """Of `_before`: text counts on in all three; a picture's tokens share a time and count rows and columns."""
+        ids, at, k = self._before, 0, 0
+        place = np.zeros((3, len(ids)), np.int64)
         rows, columns = (axis.ravel() for axis in np.mgrid[: self.grid, : self.grid])
         while k < len(ids):
             if ids[k] == self.image:
@@ -99,7 +106,7 @@ class Prompter:
             place = slice(first, first + len(prompt))
             ids[row, place] = torch.tensor(prompt)
             mask[row, place] = True
-            positions[:, row, place] = torch.from_numpy(self.positions(prompt))
+            positions[:, row, place] = torch.from_numpy(self.positions(len(prompt)))
         return Batch(ids, mask, positions, pictures)
 
 
