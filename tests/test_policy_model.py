@@ -31,6 +31,20 @@ def test_a_saved_policy_gives_the_same_commands(kind: str, tmp_path: Path) -> No
     np.testing.assert_array_equal(as_rollout_has_it.act(seen), made.act(seen))
 
 
+def test_a_rollout_is_not_mixed_with_that_of_a_policy_trained_anew(tmp_path: Path) -> None:
+    from actionpiece.evaluation.rollout import rollout
+
+    pytest.importorskip("robosuite", reason="needs the extra 'sim'")
+    policy().save(tmp_path / "policy")
+    weights = json.loads((tmp_path / "policy" / "policy.json").read_text())["weights"]
+    (tmp_path / "out").mkdir()
+    settings = {"policy": str(tmp_path / "policy"), "execute": 8, "size": 32, "published": False, "seed": 7}
+    (tmp_path / "out" / "settings.json").write_text(json.dumps({**settings, "weights": weights}))
+    policy(seed=1).save(tmp_path / "policy")
+    with pytest.raises(ActionPieceError, match="another weights"):
+        rollout(settings["policy"], ["lift"], tmp_path / "out", episodes=1, size=32)
+
+
 def test_a_batch_of_any_size_is_answered_as_one_by_one() -> None:
     made = policy()
     seen = [observation(seed, INSTRUCTIONS[seed % 2]) for seed in range(5)]

@@ -175,8 +175,9 @@ def rollout(
     again to go on after an interrupt, or to try crashed episodes once more.
 
     Args:
-        policy: package.module:maker or path/to/file.py:maker, where maker() returns an object with
-            act(observation) -> (H, 7) commands; or ws://host:port of a server that speaks openpi's protocol.
+        policy: folder of a policy that `policy train` made; or package.module:maker or path/to/file.py:maker, where
+            maker() returns an object with act(observation) -> (H, 7) commands; or ws://host:port of a server that
+            speaks openpi's protocol.
         env: tasks by name, or `all` of robosuite's; LIBERO's are libero_object/0 and so on, or a whole suite.
         out: folder for episodes.jsonl, results.json and videos.
         episodes: starts of each task; they depend on seed and task alone, so that policies meet the same ones.

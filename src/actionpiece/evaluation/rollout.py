@@ -19,6 +19,7 @@ import numpy as np
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.episodes import Journal, Progress, claim, environment, run_episodes
+from actionpiece.files import read_json
 from actionpiece.makers import make, names_maker
 from actionpiece.metrics.success import Paired, rate
 from actionpiece.sim.libero_tasks import PROTOCOL
@@ -134,7 +135,10 @@ def rollout(
     if published and not all(map(is_libero, names)):
         raise ActionPieceError("pictures as published are LIBERO's; robosuite's own tasks have none")
     load_policy(policy)  # a mistake in its name is better known now
-    claim(out, {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed})
+    settings = {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed}
+    if Path(policy).is_dir():  # a policy that was trained anew is another one, though its folder has the same name
+        settings["weights"] = read_json(Path(policy) / "policy.json")["weights"]
+    claim(out, settings)
     jobs = [
         Rollout(policy, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)
         for task in names

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, write_json, writing_folder
+from actionpiece.files import read_json, sha256_of, write_json, writing_folder
 from actionpiece.policy.generate import Generated, Plan, Sampling
 from actionpiece.policy.prompt import MERGE, Batch, Prompter, learning_inputs, state_words
 from actionpiece.policy.qwen3vl import Forward, Learner
@@ -172,6 +172,7 @@ class ActionPolicy:
                 "format": _FORMAT,
                 "config": dataclasses.asdict(self.config),
                 "vocabulary": dataclasses.asdict(self.vocabulary),
+                "weights": sha256_of(sorted((aside / "vlm").glob("*.safetensors"))),  # tells policies apart
             }
             write_json(aside / POLICY, facts)
 
