@@ -161,6 +161,20 @@ def test_after_the_weights_changed_the_next_answer_is_of_the_new_ones() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(first, written(made, OBSERVATIONS), strict=True))
 
 
+def test_a_model_that_was_made_smaller_in_width_is_asked_anew() -> None:
+    made = policy()
+    written(made, OBSERVATIONS)
+    made.vlm.to(torch.bfloat16)
+    batch = made.read(OBSERVATIONS)
+    answer = made.generate(batch)
+    with torch.no_grad():
+        prompts = [made.prompt(seen["prompt"]) for seen in OBSERVATIONS]
+        logits = their_logits(made, prompts, answer.ids, batch.pictures)[..., made.vocabulary.rows].float()
+    theirs = logits.log_softmax(-1).gather(-1, answer.ids[..., None])[..., 0]
+    # Eight bits of mantissa, and logits of up to some tens.
+    torch.testing.assert_close(answer.log_probs, theirs, atol=0.02 * float(logits.abs().max()), rtol=0.05)
+
+
 def test_an_instruction_is_text_whatever_it_says() -> None:
     made = policy()
     plain = made.prompt("lift the cube")

@@ -279,10 +279,11 @@ class ActionPolicy:
     def generate(self, batch: Batch, sampling: Sampling | None = None) -> Generated:
         """Token ids for prompts, constrained so that every one of them decodes."""
         sampling = sampling or Sampling()
-        on_gpu = self.device.type == "cuda"
+        table = self.vlm.get_input_embeddings().weight
+        on_gpu = table.device.type == "cuda"
         draws, top_k = sampling.temperature > 0, sampling.top_k
-        key = (tuple(batch.ids.shape), draws, top_k)
-        if self._forward is None or self._forward.table is not self.vlm.get_input_embeddings().weight:
+        key = (tuple(batch.ids.shape), draws, top_k, table.device, table.dtype)
+        if self._forward is None or self._forward.table is not table or self._forward.compiled != on_gpu:
             self.forget_plans()
             self._forward = Forward(self.vlm, side=self.config.side, compiled=on_gpu)
         if key not in self._plans:

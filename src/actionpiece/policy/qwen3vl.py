@@ -50,7 +50,7 @@ class Forward:
     """The forward pass of a Qwen3-VL model `vlm` for pictures of `side` pixels. compiled: on a GPU, layers are."""
 
     def __init__(self, vlm: Any, *, side: int, compiled: bool) -> None:
-        self.text, self.vision = vlm.model.language_model, vlm.model.visual
+        self.text, self.vision, self.compiled = vlm.model.language_model, vlm.model.visual, compiled
         self.config, self.look = vlm.config.text_config, vlm.config.vision_config
         self.image, self.side = vlm.config.image_token_id, side
         self.table: Tensor = self.text.embed_tokens.weight
