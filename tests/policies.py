@@ -47,11 +47,18 @@ def tokenizer(kind: str = "pq") -> ActionTokenizer:
     return FastTokenizer.fit(chunks, SPACE, FastConfig(scale=4, vocab_size=128))
 
 
-def policy(kind: str = "pq", seed: int = 0, loud: float = 8.0, **config: Any) -> ActionPolicy:
-    """A tiny policy. loud: its weights are this much larger than they would start, so that its answers depend on what
-    it sees; those of an untrained model hardly do."""
+def policy(kind: str = "pq", seed: int = 0, loud: float = 8.0, tied: bool = True, **config: Any) -> ActionPolicy:
+    """A tiny policy. tied: its head is its table, as in small releases.
+
+    loud: its weights are this much larger than they would start, so that its answers depend on what it sees; those of
+    an untrained model hardly do.
+    """
     settings = PolicyConfig(**{"side": SIDE, **config})
     made = ActionPolicy.tiny(tokenizer=tokenizer(kind), corpus=INSTRUCTIONS, config=settings, seed=seed)
+    if not tied:
+        made.vlm.config.tie_word_embeddings = made.vlm.config.text_config.tie_word_embeddings = False
+        head = made.vlm.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().flip(1).clone())
     with torch.no_grad():
         for parameter in made.vlm.parameters():
             if parameter.ndim > 1:

@@ -149,8 +149,9 @@ def test_the_likeliest_of_one_is_the_likeliest_and_few_are_drawn_from_few() -> N
     greedy = made.generate(batch).ids
     assert torch.equal(made.generate(batch, Sampling(9.0, top_k=1)).ids, greedy)
     assert len(made.generate(batch, Sampling(9.0, top_k=3)).ids[:, 0].unique()) == 3
-    with pytest.raises(ActionPieceError, match="must not be negative"):
-        Sampling(-1.0)
+    for wrong in (-1.0, float("inf"), float("nan"), 1e-30):
+        with pytest.raises(ActionPieceError, match="temperature must be 0 or from"):
+            Sampling(wrong)
 
 
 def test_after_the_weights_changed_the_next_answer_is_of_the_new_ones() -> None:
@@ -175,6 +176,22 @@ def test_a_model_that_was_made_smaller_in_width_is_asked_anew() -> None:
     torch.testing.assert_close(answer.log_probs, theirs, atol=0.02 * float(logits.abs().max()), rtol=0.05)
 
 
+def test_a_head_of_its_own_is_what_predicts() -> None:
+    made = policy(tied=False)
+    assert made.vlm.get_output_embeddings().weight is not made.vlm.get_input_embeddings().weight
+    plain = [uncached(made, seen) for seen in OBSERVATIONS]
+    assert [ids.tolist() for ids in written(made, OBSERVATIONS)] == plain
+
+
+def test_answers_inside_and_outside_of_inference_mode_are_the_same() -> None:
+    made = policy()
+    with torch.inference_mode():
+        first = [ids.tolist() for ids in written(made, OBSERVATIONS)]
+    assert [ids.tolist() for ids in written(made, OBSERVATIONS)] == first
+    targets, pictures = made.targets(torch.zeros(1, 4, dtype=torch.int64)), made.read(OBSERVATIONS[:1]).pictures
+    made.loss(made.training_inputs([made.prompt("lift")], targets, pictures))[0].backward()
+
+
 def test_an_instruction_is_text_whatever_it_says() -> None:
     made = policy()
     plain = made.prompt("lift the cube")
@@ -183,6 +200,7 @@ def test_an_instruction_is_text_whatever_it_says() -> None:
         assert ids.count(made.prompter.image) == plain.count(made.prompter.image) == 2
         special = set(made.text.all_special_ids)
         assert sum(i in special for i in ids) == sum(i in special for i in plain)
+        assert max(ids) < made.vocabulary.start
         assert words.split("\n")[0] in made.text.decode(ids)
 
 

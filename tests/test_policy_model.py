@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.rollout import load_policy
@@ -68,6 +69,8 @@ def test_pictures_of_another_size_are_resampled() -> None:
     [
         ({"prompt": 3}, "a text under 'prompt'"),
         ({"prompt": "x" * 3000}, "at most 2,000"),
+        ({"prompt": "\N{GRINNING FACE}" * 200}, "and 256 tokens"),
+        ({"prompt": "\ud800"}, "written as UTF-8"),
         ({"observation/image": None}, "uint8 under 'observation/image'"),
         ({"observation/image": np.zeros((8, 8, 3))}, "uint8 under 'observation/image'"),
         ({"observation/image": np.zeros((8, 8, 4), np.uint8)}, "no picture"),
@@ -131,7 +134,7 @@ def test_released_weights_are_read_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_what_is_no_vision_language_model_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ActionPieceError, match="there is no vision-language model at"):
+    with pytest.raises(ActionPieceError, match="there is no whole vision-language model at"):
         ActionPolicy.from_vlm(tmp_path, tokenizer=tokenizer())
     with pytest.raises(ActionPieceError, match="there is no untrained model 'huge'"):
         ActionPolicy.untrained("huge", tokenizer=tokenizer())
@@ -149,8 +152,19 @@ def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "policy" / "policy.json").write_text(json.dumps(facts))
     weights = tmp_path / "policy" / "vlm" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ActionPieceError, match="no whole policy"):
+    with pytest.raises(ActionPieceError, match="no whole vision-language model"):
         ActionPolicy.load(tmp_path / "policy")
+    made.save(tmp_path / "again")
+    tensors = load_file(tmp_path / "again" / "vlm" / "model.safetensors")
+    tensors.pop("model.visual.merger.norm.weight")
+    save_file(tensors, tmp_path / "again" / "vlm" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ActionPieceError, match=r"merger\.norm\.weight is missing"):
+        ActionPolicy.load(tmp_path / "again")
+    made.save(tmp_path / "moved")
+    facts["vocabulary"]["first"] += 1
+    (tmp_path / "moved" / "policy.json").write_text(json.dumps(facts))
+    with pytest.raises(ActionPieceError, match="its vocabulary is not that of its model"):
+        ActionPolicy.load(tmp_path / "moved")
 
 
 def test_a_policy_of_another_tokenizer_is_not_loaded(tmp_path: Path) -> None:

@@ -62,11 +62,13 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         if demos.space.groups != actions.space.groups:
             raise ActionPieceError(f"{demos.name} and the tokenizer {tokenizer} do not have the same action space")
         asked = read_questions(questions) if questions is not None else None
+        if asked is None and recipe == "paper":
+            say("The paper trains on image questions too, with a weight of 0.1: name some with --questions.")
         with progress() as show:
             show(0.0, "reading pictures")
             chosen = list(cameras or demos.cameras)
             if not chosen:
-                raise ActionPieceError(f"{demos.name} holds no pictures; record some with --images chunks")
+                raise ActionPieceError(f"{demos.name} holds no pictures, or keeps them as videos, which are not read")
             lookings = Lookings.of(demos, chosen, actions.horizon)
             split = demos.split()
             low, high = lookings.among(split.train).state_range() if state else ((), ())

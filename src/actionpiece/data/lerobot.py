@@ -149,7 +149,10 @@ class LeRobotReader(Reader):
 
     def cameras(self) -> list[str]:
         """The features that are pictures, without LeRobot's prefix; those that are videos are not read."""
-        return [name.removeprefix(PREFIX) for name in self._features("image")]
+        return list(self._camera_columns())
+
+    def _camera_columns(self) -> dict[str, str]:
+        return {name.removeprefix(PREFIX): name for name in self._features("image")}
 
     def _features(self, kind: str) -> list[str]:
         features = self._info.get("features")
@@ -158,16 +161,18 @@ class LeRobotReader(Reader):
 
     def looks(self, cameras: Sequence[str]) -> Iterator[Look]:
         """See `Reader.looks`."""
-        if videos := self._features("video"):
-            raise ActionPieceError(f"{self._root} keeps {videos[0]} as a video; convert it to images to train on it")
-        if unknown := [name for name in cameras if name not in self.cameras()]:
-            known = ", ".join(self.cameras()) or "none"
-            raise ActionPieceError(f"{self._root} has no camera '{unknown[0]}'; there are: {known}")
+        columns = self._camera_columns()
+        for name in cameras:
+            if name in columns:
+                continue
+            if name in [video.removeprefix(PREFIX) for video in self._features("video")]:
+                raise ActionPieceError(f"{self._root} keeps '{name}' as a video; convert it to images to train on it")
+            raise ActionPieceError(f"{self._root} has no camera '{name}'; there are: {', '.join(columns) or 'none'}")
         by_file: dict[Path, list[int]] = {}
         for position, entry in enumerate(self._episodes):
             by_file.setdefault(entry.file, []).append(position)
         for file, positions in by_file.items():
-            rows = load_looks(file, [f"{PREFIX}{name}" for name in cameras])
+            rows = load_looks(file, [columns[name] for name in cameras])
             for position in positions:
                 place = self._rows_of(self._episodes[position], rows.numbers, len(rows))
                 yield from rows.looks(position, place)

@@ -80,9 +80,15 @@ def load_policy(text: str) -> Policy:
 
         return RemotePolicy(text)
     if Path(text).is_dir():
+        import torch
+
         from actionpiece.policy.model import ActionPolicy
 
-        return ActionPolicy.load(text, device=_device())
+        # What a server or a rollout waits for is reading the weights: half as wide is twice as fast.
+        on_gpu = torch.cuda.is_available()
+        return ActionPolicy.load(
+            text, device="cuda" if on_gpu else "cpu", dtype=torch.bfloat16 if on_gpu else torch.float32
+        )
     if not names_maker(text):
         raise ActionPieceError(
             f"'{text}' names no policy: give its folder, package.module:maker, path/to/file.py:maker or ws://host:port"
@@ -92,12 +98,6 @@ def load_policy(text: str) -> Policy:
         raise ActionPieceError(f"what '{text}' makes has no act(observation), so it is no policy")
     answer: Policy = policy
     return answer
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rollout(
@@ -137,7 +137,7 @@ def rollout(
     load_policy(policy)  # a mistake in its name is better known now
     settings = {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed}
     if Path(policy).is_dir():  # a policy that was trained anew is another one, though its folder has the same name
-        settings["weights"] = read_json(Path(policy) / "policy.json")["weights"]
+        settings["weights"] = read_json(Path(policy) / "policy.json").get("weights")
     claim(out, settings)
     jobs = [
         Rollout(policy, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)

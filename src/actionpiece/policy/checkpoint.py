@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def save_state(
     accelerator.wait_for_everyone()
 
 
+def forget_state(folder: Path) -> None:
+    """Remove what `save_state` wrote."""
+    (folder / NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / SHARDED, ignore_errors=True)
+
+
 @torch.no_grad()
 def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer: Any, about: dict[str, Any]) -> int:
     """Put model and optimiser back where they stood; the number of steps done. Another run's state is an error."""
@@ -60,8 +67,8 @@ def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer
 
 def _checked(found: Any, about: dict[str, Any], path: Path) -> int:
     saved = found.get("about", {}) if isinstance(found, dict) else {}
-    if saved != json.loads(json.dumps(about)):
-        different = sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key))
+    about = json.loads(json.dumps(about))  # tuples as lists, the way they come back from a file
+    if different := sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key)):
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
     return int(found["step"])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,6 +78,8 @@ class PolicyExamples:
     """Lookings as a policy reads them: prompts and token ids made once, pictures decoded."""
 
     def __init__(self, lookings: Lookings, policy: ActionPolicy) -> None:
+        if not len(lookings):
+            raise ActionPieceError("there are episodes of a split, held-out ones perhaps, without any picture")
         self.lookings, self.policy, self.side = lookings, policy, policy.config.side
         looks = zip(lookings.looks, lookings.instructions, strict=True)
         self.prompts = [policy.prompt(text, look.state if policy.config.state else None) for look, text in looks]
@@ -96,6 +100,11 @@ class PolicyExamples:
         decoded = list(self._pool.map(lambda shot: decode_picture(shot, self.side), shots))
         return torch.from_numpy(np.stack(decoded)).unflatten(0, (len(index), -1))  # type: ignore[no-any-return]
 
+    def digest(self) -> str:
+        """sha256 of prompts, commands and where the pictures are from."""
+        places = [(look.episode, look.step) for look in self.lookings.looks]
+        return hashlib.sha256(json.dumps([self.prompts, places]).encode() + self.lookings.chunks.tobytes()).hexdigest()
+
     def inputs(self, index: Sequence[int]) -> dict[str, Tensor]:
         """What `ActionPolicy.loss` takes, on the CPU."""
         targets = self.policy.targets([self.ids[n] for n in index] if isinstance(self.ids, list) else self.ids[index])
@@ -113,23 +122,41 @@ def decode_picture(data: bytes, side: int) -> np.ndarray:
 
     try:
         return fitted(np.array(Image.open(io.BytesIO(data)).convert("RGB")), side)
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
         raise ActionPieceError(f"a picture cannot be decoded: {error}") from None
 
 
-def augmented(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """Pictures (B, V, side, side, 3) uint8, each moved by up to 4 % and a little brighter, darker, flatter or starker.
+@dataclass(frozen=True)
+class Changes:
+    """How n pictures are changed. shift: (n, 2), a side goes from -1 to 1. bright, stark: (n, 1, 1, 1) factors."""
 
-    The generator is the CPU's, so that the same seed gives the same pictures on every device.
-    """
+    shift: Tensor
+    bright: Tensor
+    stark: Tensor
+
+    @classmethod
+    def draw(cls, count: int, seed: int) -> Changes:
+        """By the seed, on the CPU, so that they are the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        shift = torch.rand(count, 2, generator=generator) * 0.16 - 0.08
+        bright, stark = (torch.rand(count, 1, 1, 1, generator=generator) * 0.4 + 0.8 for _ in range(2))
+        return cls(shift, bright, stark)
+
+    def part(self, number: int, parts: int) -> Changes:
+        """Those of one of several processes that share a batch."""
+        size = len(self.shift) // parts
+        place = slice(number * size, (number + 1) * size)
+        return Changes(self.shift[place], self.bright[place], self.stark[place])
+
+
+def augmented(pictures: Tensor, changes: Changes) -> Tensor:
+    """Pictures (B, V, side, side, 3) uint8, each moved by up to 4 %, made brighter or darker, flatter or starker."""
     flat = pictures.flatten(0, 1).permute(0, 3, 1, 2).float()
-    count, device = len(flat), flat.device
-    shift = (torch.rand(count, 2, generator=generator) * 0.16 - 0.08).to(device)  # of a grid from -1 to 1
-    bright = (torch.rand(count, 1, 1, 1, generator=generator) * 0.4 + 0.8).to(device)
-    stark = (torch.rand(count, 1, 1, 1, generator=generator) * 0.4 + 0.8).to(device)
-    turn = torch.eye(2, device=device).expand(count, 2, 2)
+    shift, bright, stark = (part.to(flat.device) for part in vars(changes).values())
+    turn = torch.eye(2, device=flat.device).expand(len(flat), 2, 2)
     grid = F.affine_grid(torch.cat((turn, shift[..., None]), -1), list(flat.shape), align_corners=False)
     flat = F.grid_sample(flat, grid, padding_mode="border", align_corners=False) * bright
     mean = flat.mean((1, 2, 3), keepdim=True)
     flat = ((flat - mean) * stark + mean).clamp(0, 255)
-    return flat.round().byte().permute(0, 2, 3, 1).view_as(pictures)
+    changed: Tensor = flat.round().byte().permute(0, 2, 3, 1).view_as(pictures)
+    return changed

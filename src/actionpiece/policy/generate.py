@@ -34,8 +34,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.top_k < 0:
-            raise ActionPieceError("temperature and top_k must not be negative")
+        if self.top_k < 0 or not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
+            raise ActionPieceError("temperature must be 0 or from 0.001 to 1,000, and top_k not negative")
 
 
 @dataclass(frozen=True)

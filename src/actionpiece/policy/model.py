@@ -31,6 +31,7 @@ from actionpiece.tokenizers import ActionTokenizer, build_config, load
 POLICY = "policy.json"
 _FORMAT = 1
 _PLANS = 8  # recorded shapes that are kept
+_LONGEST = 256  # tokens of an instruction: one client must not be able to fill the memory for all
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class ActionPolicy:
         self.prompter = Prompter(text, views=len(config.views), side=config.side, patch=patch)
         self._forward: Forward | None = None
         self._plans: dict[Any, Plan] = {}
+        self._made_for: Any = None
 
     # Where one comes from -----------------------------------------------------------------------------------------
 
@@ -96,12 +98,7 @@ class ActionPolicy:
         seed: int = 0,
     ) -> ActionPolicy:
         """A policy on released (or saved) Qwen3-VL weights, by folder or name on the hub."""
-        package = transformers()
-        try:
-            vlm = package.AutoModelForImageTextToText.from_pretrained(str(name), dtype=dtype)
-            text = package.AutoTokenizer.from_pretrained(str(name))
-        except (OSError, ValueError) as error:
-            raise ActionPieceError(f"there is no vision-language model at '{name}': {error}") from None
+        vlm, text = _loaded(name, name, dtype)
         if vlm.config.model_type != "qwen3_vl":
             raise ActionPieceError(f"'{name}' is a {vlm.config.model_type}; policies are built on qwen3_vl")
         return cls._new(vlm, text, tokenizer, config, seed)
@@ -149,15 +146,15 @@ class ActionPolicy:
         facts = read_json(root / POLICY)
         if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
             raise ActionPieceError(f"{root / POLICY} is not of format {_FORMAT}, which this version reads")
-        package = transformers()
         try:
             config = build_config(PolicyConfig, facts["config"], str(root / POLICY))
             vocabulary = ActionVocabulary(**facts["vocabulary"])
-            with quietly():
-                vlm = package.AutoModelForImageTextToText.from_pretrained(root / "vlm", dtype=dtype or "auto")
-                text = package.AutoTokenizer.from_pretrained(root / "text")
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            vlm, text = _loaded(root / "vlm", root / "text", dtype or "auto")
+        except (KeyError, TypeError) as error:
             raise ActionPieceError(f"{root} holds no whole policy: {error}") from None
+        rows = len(vlm.get_input_embeddings().weight)
+        if text.convert_tokens_to_ids("<action_0>") != vocabulary.first or vocabulary.rows.stop > rows:
+            raise ActionPieceError(f"{root} holds no whole policy: its vocabulary is not that of its model")
         policy = cls(vlm, text, load(root / "tokenizer"), vocabulary, config)
         policy.vlm.to(device).eval()
         return policy
@@ -243,8 +240,8 @@ class ActionPolicy:
         """An error unless `observation` has an instruction and this policy's pictures and state."""
         if not isinstance(observation, Mapping) or not isinstance(observation.get("prompt"), str):
             raise ActionPieceError("an observation is a map with a text under 'prompt'")
-        if len(observation["prompt"]) > 2000:
-            raise ActionPieceError("an instruction has at most 2,000 characters")
+        if len(observation["prompt"]) > 2000 or len(self._words(observation["prompt"])) > _LONGEST:
+            raise ActionPieceError(f"an instruction has at most 2,000 characters and {_LONGEST} tokens")
         for view in self.config.views:
             picture = observation.get(f"observation/{view}")
             if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
@@ -259,6 +256,13 @@ class ActionPolicy:
                 raise ActionPieceError(f"'observation/state' must be an array of {len(self.config.state_low)} values")
             if state.dtype.kind not in "fiu" or not np.isfinite(state).all():
                 raise ActionPieceError("'observation/state' must hold finite numbers")
+
+    def _words(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ActionPieceError("an instruction must be text that can be written as UTF-8") from None
+        return self.prompter.plain(text)
 
     def read(self, observations: Sequence[Mapping[str, Any]]) -> Batch:
         """Observations as the model reads them, on the CPU."""
@@ -276,30 +280,32 @@ class ActionPolicy:
         return self.prompter.ids(instruction, words)
 
     @torch.no_grad()
+    @torch.inference_mode(False)  # plans outlive the call, and tensors of that mode may not be written to outside of it
     def generate(self, batch: Batch, sampling: Sampling | None = None) -> Generated:
         """Token ids for prompts, constrained so that every one of them decodes."""
         sampling = sampling or Sampling()
-        table = self.vlm.get_input_embeddings().weight
-        on_gpu = table.device.type == "cuda"
         draws, top_k = sampling.temperature > 0, sampling.top_k
-        key = (tuple(batch.ids.shape), draws, top_k, table.device, table.dtype)
-        if self._forward is None or self._forward.table is not table or self._forward.compiled != on_gpu:
+        table = self.vlm.get_input_embeddings().weight
+        made_for = (table.data_ptr(), table.device, table.dtype)
+        if self._forward is None or self._made_for != made_for:  # weights that moved left recordings behind
             self.forget_plans()
-            self._forward = Forward(self.vlm, side=self.config.side, compiled=on_gpu)
-        if key not in self._plans:
-            while len(self._plans) >= _PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = Plan(
-                self._forward,
-                self.vocabulary,
-                self.tokenizer,
-                batch,
-                block=self.config.block,
-                draws=draws,
-                top_k=top_k,
-                recorded=on_gpu,
-            )
-        ids, log_probs, counts = self._plans[key].run(batch, sampling)
+            self._made_for = made_for
+            self._forward = Forward(self.vlm, side=self.config.side, compiled=table.device.type == "cuda")
+        key = (tuple(batch.ids.shape), draws, top_k)
+        plan = self._plans.pop(key, None) or Plan(
+            self._forward,
+            self.vocabulary,
+            self.tokenizer,
+            batch,
+            block=self.config.block,
+            draws=draws,
+            top_k=top_k,
+            recorded=table.device.type == "cuda",
+        )
+        self._plans[key] = plan  # the last used stands last
+        while len(self._plans) > _PLANS:
+            self._plans.pop(next(iter(self._plans)))
+        ids, log_probs, counts = plan.run(batch, sampling)
         if counts is None:
             return Generated(ids, log_probs)
         kept = counts & (ids < self.vocabulary.size)
@@ -335,6 +341,24 @@ class ActionPolicy:
     def act(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Commands (H, D) for an observation: what `rollout` asks a policy for."""
         return self.act_batch([observation])[0]["actions"]
+
+
+def _loaded(model: str | Path, text: str | Path, dtype: Any) -> tuple[Any, Any]:
+    """A model and its text tokenizer by folder or name on the hub; weights that are not all there are an error."""
+    package = transformers()
+    try:
+        with quietly():
+            vlm, said = package.AutoModelForImageTextToText.from_pretrained(
+                str(model), dtype=dtype, output_loading_info=True
+            )
+            words = package.AutoTokenizer.from_pretrained(str(text))
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ActionPieceError(f"there is no whole vision-language model at '{model}': {error}") from None
+    if wrong := sorted(map(str, [*said["missing_keys"], *said["mismatched_keys"]])):
+        raise ActionPieceError(
+            f"there is no whole vision-language model at '{model}': {wrong[0]} is missing or misshapen"
+        )
+    return vlm, words
 
 
 def fitted(picture: np.ndarray, side: int) -> np.ndarray:

@@ -7,6 +7,7 @@ Images are paths beside the file. Robots' data alone would make the model forget
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ class Questions:
 
     def __len__(self) -> int:
         return len(self.questions)
+
+    def digest(self) -> str:
+        """sha256 of questions, answers and the pictures' names."""
+        rows = [(question.image.name, question.question, question.answer) for question in self.questions]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def inputs(self, index: Sequence[int]) -> dict[str, Tensor]:
         """What `loss` takes, on the CPU. Targets stand where the model is to predict them; -100 elsewhere."""

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actionpiece.policy.prompt import MERGE, patches
 
+_PROGRAMS = 64  # shapes that a layer is compiled for
+
 
 @dataclass
 class Cache:
@@ -54,6 +56,8 @@ class Forward:
         self.config, self.look = vlm.config.text_config, vlm.config.vision_config
         self.image, self.side = vlm.config.image_token_id, side
         self.table: Tensor = self.text.embed_tokens.weight
+        self.head: Tensor = vlm.get_output_embeddings().weight  # the same in small models, its own in large ones
+        self._grid = _grid(side // self.look.patch_size, self.vision)
         self.blocks = [_weights(layer) for layer in self.text.layers]
         self._layer: Callable[..., Tensor] = _compiled(_layer) if compiled else _layer
         self._whole_layer: Callable[..., Tensor] = _compiled(_whole_layer) if compiled else _whole_layer
@@ -72,7 +76,7 @@ class Forward:
         x = patches(pictures.flatten(0, 1), look.patch_size, look.temporal_patch_size)
         weight = self.vision.patch_embed.proj.weight.flatten(1)
         x = F.linear(x.to(weight.dtype), weight, self.vision.patch_embed.proj.bias)
-        index, share, cos, sin = _grid(self.side // look.patch_size, self.vision)
+        index, share, cos, sin = self._grid
         x = x + (self.vision.pos_embed(index) * share[..., None]).sum(1).to(x.dtype)
         given = []
         for number, block in enumerate(self.vision.blocks):
@@ -126,8 +130,8 @@ class Forward:
         return self._run(F.embedding(ids, self.table), positions, at, cache, [])
 
     def logits(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Logits (B, n, rows) of some rows of the tied head, float32."""
-        return F.linear(hidden, self.table[rows]).float()
+        """Logits (B, n, rows) of some rows of the head, float32."""
+        return F.linear(hidden, self.head[rows]).float()
 
     def _run(self, x: Tensor, positions: Tensor, at: Tensor, cache: Cache, given: list[Tensor]) -> Tensor:
         cos, sin = self.text.rotary_emb(x, positions)
@@ -153,7 +157,7 @@ class Learner(nn.Module):
         """Logits (B, T, rows of the table) of the columns (B, T) of sequences padded on the right."""
         hidden = self.pass_through.read(ids, positions, pictures, recompute=self.recompute and self.training)
         kept = hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[-1]))
-        return F.linear(kept, self.pass_through.table)
+        return F.linear(kept, self.pass_through.head)
 
 
 def _weights(layer: Any) -> _Block:
@@ -258,12 +262,7 @@ def _grid(side: int, vision: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     The learned positions are a square that is stretched over the picture, corners onto corners.
     """
-    device, head = vision.pos_embed.weight.device, vision.config.hidden_size // vision.config.num_heads
-    return _computed_grid(side, vision.num_grid_per_side, head, device)
-
-
-@functools.lru_cache(maxsize=8)
-def _computed_grid(side: int, learned: int, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    learned, head = vision.num_grid_per_side, vision.config.hidden_size // vision.config.num_heads
     axis = torch.arange(side).view(-1, MERGE)
     row = axis[:, None, :, None].expand(-1, side // MERGE, -1, MERGE).flatten()  # block by block
     column = axis[None, :, None, :].expand(side // MERGE, -1, MERGE, -1).flatten()
@@ -279,10 +278,12 @@ def _computed_grid(side: int, learned: int, head: int, device: torch.device) -> 
     angles = torch.cat((row[:, None] * rates, column[:, None] * rates), -1)
     angles = torch.cat((angles, angles), -1)
     tables = torch.stack(index, 1), torch.stack(share, 1), angles.cos(), angles.sin()
-    return tuple(table.to(device) for table in tables)  # type: ignore[return-value]
+    return tuple(table.to(vision.pos_embed.weight.device) for table in tables)  # type: ignore[return-value]
 
 
 @functools.cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # Every batch size and prompt length is a program of its own; beyond the limit torch would go on uncompiled.
+    torch._dynamo.config.recompile_limit = max(_PROGRAMS, torch._dynamo.config.recompile_limit)
     compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False)
     return compiled

@@ -1,7 +1,8 @@
 """Training of a policy: next-token loss on action ids, by one process or many, through accelerate.
 
-Batches depend on seed and step alone, so that a run that was resumed, or shared among processes, sees the same
-examples. Checkpoints are safetensors files, written aside and renamed.
+Batches, and how their pictures are changed, depend on seed and step alone, so that a run that was resumed, or shared
+among processes, sees the same examples. Checkpoints are safetensors files, written aside and renamed; under DeepSpeed,
+whose moments are shared among processes, they are its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.fidelity import fidelity
-from actionpiece.policy.checkpoint import load_state, save_state
-from actionpiece.policy.examples import PolicyExamples, augmented
+from actionpiece.policy.checkpoint import forget_state, load_state, save_state
+from actionpiece.policy.examples import Changes, PolicyExamples, augmented
 from actionpiece.policy.model import ActionPolicy
 from actionpiece.policy.questions import Questions, answer_loss
 from actionpiece.policy.recipes import PolicyTrainConfig
@@ -67,6 +68,8 @@ def train_policy(
             f"batches of {config.batch} and {config.cotrain_batch} are not shared by {ranks} processes"
         )
     policy.forget_plans()
+    # Buffers stay as they are: angles of positions in bfloat16 would be other positions, and are not saved.
+    buffers = {name: buffer.detach().clone() for name, buffer in policy.vlm.named_buffers()}
     policy.vlm.to(accelerator.device, torch.bfloat16 if precision == "bf16" else torch.float32)
     optimizer = torch.optim.AdamW(
         _groups(policy.vlm, config.weight_decay),
@@ -75,13 +78,17 @@ def train_policy(
         fused=accelerator.device.type == "cuda" and not deepspeed,
     )
     learner, optimizer = accelerator.prepare(policy.learner(recompute=config.checkpointing), optimizer)
+    for name, buffer in policy.vlm.named_buffers():
+        buffer.data = buffers[name].to(buffer.device)
     run = _Run(policy, learner, optimizer, accelerator, material, config, seed)
-    about = {"config": dataclasses.asdict(config), "seed": seed, "tokenizer": policy.vocabulary.fingerprint}
+    about = _about(policy, material, config, seed)
     done = 0
     if resume:
         if folder is None:
             raise ActionPieceError("there is nothing to resume without a folder")
         done = load_state(folder, accelerator, policy.vlm, optimizer, about)
+    elif folder is not None and accelerator.is_main_process:
+        forget_state(folder)  # of another run, which a later --resume would take for this one's
     log = (
         Log(folder, done, tensorboard=config.tensorboard)
         if folder is not None and accelerator.is_main_process
@@ -96,10 +103,12 @@ def train_policy(
         validates = done % config.validate_every == 0 or done == config.steps
         if done % 20 and not validates and done % config.checkpoint_every:
             continue
-        report = {name: float(value) / since for name, value in totals.items()}
+        report = {name: float(accelerator.reduce(value, "mean")) / since for name, value in totals.items()}
         totals, since = {}, 0
-        if not math.isfinite(report["loss"]):
-            raise ActionPieceError(f"the loss is not finite at step {done}; the last checkpoint is kept")
+        if not all(math.isfinite(value) for value in report.values()):
+            raise ActionPieceError(
+                f"the loss is not finite at step {done} ({line(report)}); the last checkpoint is kept"
+            )
         if validates:
             if accelerator.is_main_process:
                 report |= validate(policy, material.validation, config.validate_chunks, seed)
@@ -128,7 +137,29 @@ def _accelerator(device: str, precision: Precision, deepspeed: bool, config: Pol
         except ImportError as error:
             raise ActionPieceError(f"{error}; pip install deepspeed") from None
     mixed = "bf16" if device != "cpu" and precision != "float32" else "no"
-    return accelerate.Accelerator(cpu=device == "cpu", mixed_precision=mixed, deepspeed_plugin=plugin)
+    try:
+        accelerator = accelerate.Accelerator(cpu=device == "cpu", mixed_precision=mixed, deepspeed_plugin=plugin)
+    except ValueError as error:  # accelerate settles these once for a process
+        raise ActionPieceError(f"training cannot be set up like this here: {error}") from None
+    if plugin is not None:  # DeepSpeed would ask a data loader, of which there is none
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = config.batch // accelerator.num_processes
+    return accelerator
+
+
+def _about(policy: ActionPolicy, material: Material, config: PolicyTrainConfig, seed: int) -> dict[str, Any]:
+    """Everything that decides how a training goes: a checkpoint is of one run, and of no other."""
+    model = policy.vlm.config.to_dict()
+    digests = {"train": material.train.digest(), "validation": material.validation.digest()}
+    if material.questions is not None:
+        digests["questions"] = material.questions.digest()
+    return {
+        "config": dataclasses.asdict(config),
+        "seed": seed,
+        "policy": dataclasses.asdict(policy.config),
+        "vocabulary": dataclasses.asdict(policy.vocabulary),
+        "model": {part: model[part] for part in ("text_config", "vision_config")},
+        "examples": digests,
+    }
 
 
 def _groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -150,6 +181,14 @@ class _Run:
     config: PolicyTrainConfig
     seed: int
 
+    @property
+    def _rank(self) -> int:
+        return int(self.accelerator.process_index)
+
+    @property
+    def _ranks(self) -> int:
+        return int(self.accelerator.num_processes)
+
     def step(self, number: int) -> dict[str, Tensor]:
         """One optimiser step; the loss per token and the share of tokens predicted right, of this process."""
         self.learner.train()
@@ -157,10 +196,8 @@ class _Run:
             group["lr"] = self.config.rate_at(number)
         inputs = self._mine(self.material.train, self.config.batch, number)
         if self.config.augment:
-            generator = torch.Generator().manual_seed(
-                (self.seed * 1_000_003 + number) * 4096 + self.accelerator.process_index
-            )
-            inputs["pictures"] = augmented(inputs["pictures"], generator)
+            changes = Changes.draw(self.config.batch * inputs["pictures"].shape[1], self.seed * 1_000_003 + number)
+            inputs["pictures"] = augmented(inputs["pictures"], changes.part(self._rank, self._ranks))
         with self.accelerator.autocast():
             total, right, count = self.policy.loss(inputs, self.learner)
         values = {"loss": total.detach() / count, "accuracy": right / count}
@@ -187,8 +224,7 @@ class _Run:
 
     def _mine(self, source: PolicyExamples | Questions, size: int, step: int) -> dict[str, Tensor]:
         index = batch_at(len(source), size, step, self.seed)
-        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        inputs = source.inputs(index[rank * size // ranks : (rank + 1) * size // ranks])
+        inputs = source.inputs(index[self._rank * size // self._ranks : (self._rank + 1) * size // self._ranks])
         return {name: value.to(self.accelerator.device, non_blocking=True) for name, value in inputs.items()}
 
 
@@ -220,7 +256,8 @@ def validate(policy: ActionPolicy, examples: PolicyExamples, count: int, seed: i
     for first in range(0, len(chosen), _GENERATED):
         part = chosen[first : first + _GENERATED]
         inputs = {name: value.to(device) for name, value in examples.inputs(part).items()}
-        loss, right, tokens = policy.loss(inputs)
+        with torch.compiler.set_stance("force_eager"):  # other shapes: not worth compiling for
+            loss, right, tokens = policy.loss(inputs)
         losses, rights, counts = losses + float(loss), rights + int(right), counts + tokens
         decoded.append(generated_commands(policy, [examples.prompts[n] for n in part], examples.pictures(part)))
     tokenizer = policy.tokenizer
