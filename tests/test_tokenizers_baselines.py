@@ -173,7 +173,7 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *((kind, {"codes": 1}, {}, "at least 1 level and 2 codes") for kind in NAMES if "codes" in BASELINES[kind]),
     *((kind, {"decay": 1.0}, {}, "decay must lie") for kind in NAMES if "codes" in BASELINES[kind]),
     *((kind, {"heads": 3}, {}, "cannot be shared by 3 heads") for kind in NAMES if kind != "vqbet"),
-    *((kind, {"levels": [4, 1]}, {}, "levels must be numbers of cells") for kind in ("oat", "quest")),
+    *((kind, {"levels": [4, 1]}, {}, "levels must be whole numbers of cells") for kind in ("oat", "quest")),
     ("oat", {"tokens": 0}, {}, "tokens must be at least 1"),
     ("quest", {"downsample": 3}, {}, "downsample must be a power of two"),
     ("fastervq", {"patch": 0}, {}, "patch must be at least 1"),
@@ -313,8 +313,8 @@ def test_quantiser_dropout_keeps_any_first_levels_of_its_share_of_the_chunks() -
     np.testing.assert_allclose(counts.numpy(), [0.0, 0.25, 0.25, 0.5], atol=0.02)
 
 
-def test_embodiments_have_queries_of_their_own_that_only_their_chunks_train() -> None:
-    given = config("actioncodec", {"embodiments": 3})
+def test_embodiments_have_queries_of_their_own_that_only_their_chunks_train(tmp_path: Path) -> None:
+    given = config("actioncodec", {"embodiments": 3}, continuous=0)
     whose = np.arange(500) % 2
     tokenizer = fit("actioncodec", given, extras={"embodiment": whose})
     moved = (tokenizer.codec.encoder.queries - tokenizer._new_codec(0).encoder.queries).detach().abs().amax((1, 2))
@@ -323,12 +323,16 @@ def test_embodiments_have_queries_of_their_own_that_only_their_chunks_train() ->
     x = recorded()[1]
     answers = []
     for number in (0, 1):
-        tokenizer.embodiment = number
-        answers.append(tokenizer.decode([0, 0, 0, 0, 16, 16, 16, 16]))
-        assert tokenizer.decode(tokenizer.encode(x)).shape == x.shape
+        own = tokenizer.for_embodiment(number)
+        answers.append(own.decode([0, 0, 0, 0, 16, 16, 16, 16]))
+        assert own.decode(own.encode(x)).shape == x.shape
     assert not np.array_equal(*answers)
+    own.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    np.testing.assert_array_equal(again.encode(x), own.encode(x))
+    assert again.fingerprint() == own.fingerprint() != tokenizer.fingerprint()
     with pytest.raises(ActionPieceError, match="there are embodiments 0 to 2, not 3"):
-        tokenizer.embodiment = 3
+        tokenizer.for_embodiment(3)
     with pytest.raises(ActionPieceError, match="needs 'embodiment' for every chunk"):
         fit("actioncodec", given)
 

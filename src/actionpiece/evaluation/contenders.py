@@ -215,10 +215,12 @@ def _made(text: str, demos: Demos, training: Training, seed: int) -> ActionToken
 
 def _arguments(text: str, maker: Callable[..., Any]) -> int:
     """How many arguments a maker must be given: none, or training chunks and the action space."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (ValueError, TypeError):  # some built-in functions do not say
+        raise ActionPieceError(f"'{text}' must take no argument, or two: (train_chunks, space)") from None
     needed = [
-        one
-        for one in inspect.signature(maker).parameters.values()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if len(needed) not in (0, 2) or any(one.kind is one.KEYWORD_ONLY for one in needed):
         raise ActionPieceError(f"'{text}' must take no argument, or two: (train_chunks, space)")

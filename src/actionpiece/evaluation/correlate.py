@@ -99,14 +99,17 @@ def _read(path: Path, tokenizer: str | None, column: str, by: By, scores: _Score
     for part in document if isinstance(document, list) else [document]:
         if not isinstance(part, dict):
             raise ActionPieceError(f"{path} is neither {_KINDS}")
-        if "overall" in part and "tasks" in part:
-            yield from _rollout(path, part, tokenizer, column, by)
-        elif "cells" in part and "table" in part:
-            yield from _ablation(path, part, column, scores)
-        elif "rows" in part and all(isinstance(row, dict) and "name" in row for row in part["rows"]):
-            yield from _compared(path, part, column, by, scores)
-        else:
-            raise ActionPieceError(f"{path} is neither {_KINDS}")
+        try:
+            if "overall" in part and "tasks" in part:
+                yield from _rollout(path, part, tokenizer, column, by)
+            elif "cells" in part and "table" in part:
+                yield from _ablation(path, part, column, scores)
+            elif "rows" in part and all(isinstance(row, dict) and "name" in row for row in part["rows"]):
+                yield from _compared(path, part, column, by, scores)
+            else:
+                raise ActionPieceError(f"{path} is neither {_KINDS}")
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # a file that only looks like ours
+            raise ActionPieceError(f"{path} is neither {_KINDS}: {type(error).__name__} {error}") from None
 
 
 def _csv(path: Path) -> list[dict[str, Any]]:
@@ -179,7 +182,8 @@ def _compared(path: Path, part: dict[str, Any], column: str, by: By, scores: _Sc
             values = {f"{group}: {task}": share.get(column) for task, share in source["tasks"].items()}
         for label, value in values.items():
             success = _number(value, f"{path}: {column} of {name}")
-            yield Evaluation(label, name, row.get("mse"), row.get("prc"), success, prints.get(name))
+            mse, prc = (_number(row.get(key), f"{path}: {key} of {name}") for key in ("mse", "prc"))
+            yield Evaluation(label, name, mse, prc, success, prints.get(name))
 
 
 def analyse(

@@ -60,7 +60,7 @@ _LEARNED = (
     Entry("quest", (Knob("downsample", (8, 4, 2, 1)),)),
     Entry("oat", (_TOKENS,)),
     Entry("actioncodec", (_CODES,)),
-    Entry("actioncodec-48"),
+    Entry("actioncodec-48", (_TOKENS,)),
     Entry("fastervq", (_CODES,)),
     Entry("xtokenizer", (_CODES,)),
     Entry("rvq", (_CODES,)),

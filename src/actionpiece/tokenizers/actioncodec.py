@@ -56,8 +56,10 @@ class ActionCodecConfig:
         depth: layers of each.
         heads: attention heads.
         embodiments: robots that share codebooks; each has queries of its own. `fit` is told which chunk is whose among
-            its extras, as `embodiment`; the tokenizer's own `embodiment` says whose chunks it encodes and decodes.
-        quantizer_dropout: share of the chunks that go without some of the last residual levels in training.
+            its extras, as `embodiment`; see `for_embodiment`.
+        embodiment: whose chunks it encodes and decodes; validation figures of the training are of this one, too.
+        quantizer_dropout: share of the chunks that keep only the first few residual levels in training: any number of
+            them, all included.
         embedding: dimension of the embeddings that `fit` gets among its extras, as `embedding`, for the objective
             `alignment`; 0: there are none.
         temperature: of the contrastive terms.
@@ -75,6 +77,7 @@ class ActionCodecConfig:
     depth: int = 6
     heads: int = 8
     embodiments: int = 1
+    embodiment: int = 0
     quantizer_dropout: float = 0.0
     embedding: int = 0
     temperature: float = 0.5
@@ -91,6 +94,8 @@ class ActionCodecConfig:
             raise ActionPieceError(
                 "quantizer_dropout must lie from 0 to below 1, embedding not below 0, temperature above 0"
             )
+        if not 0 <= self.embodiment < self.embodiments:
+            raise ActionPieceError(f"there are embodiments 0 to {self.embodiments - 1}, not {self.embodiment}")
         if bool(self.embedding) != bool(self.train.weights.get("alignment")):
             raise ActionPieceError("embeddings and a weight of the objective alignment come together or not at all")
 
@@ -101,13 +106,16 @@ def three_levels() -> ActionCodecConfig:
 
 
 class ActionCodecNetwork(VectorQuantized):
-    """Perceiver, residual quantiser, Perceiver. embodiment: whose chunks `encode` and `decode` are given."""
+    """Perceiver, residual quantiser, Perceiver.
+
+    Codebooks start from chunks as seen by all embodiments in turn: who they are of is not known there.
+    """
 
     def __init__(self, horizon: int, dim: int, config: ActionCodecConfig) -> None:
         super().__init__()
         self.horizon, self.levels, self.embodiments = horizon, config.levels, config.embodiments
         self.dropout, self.temperature = config.quantizer_dropout, config.temperature
-        self.embodiment = 0
+        self.embodiment = config.embodiment
         times = fourier_times(horizon, config.width)
         sizes = {"width": config.width, "depth": config.depth, "heads": config.heads}
         shared: dict[str, Any] = {**sizes, "embodiments": config.embodiments}
@@ -121,8 +129,18 @@ class ActionCodecNetwork(VectorQuantized):
     def _own(self, x: Tensor) -> Tensor:
         return torch.full((len(x),), self.embodiment, device=x.device)
 
-    def project(self, x: Tensor) -> Tensor:
-        return self.quantizer.project(self.encoder(self.embed(x), self._own(x)))
+    def _in_turn(self, x: Tensor) -> Tensor:
+        return torch.arange(len(x), device=x.device) % self.embodiments
+
+    def project(self, x: Tensor, embodiment: Tensor | None = None) -> Tensor:
+        return self.quantizer.project(self.encoder(self.embed(x), self._own(x) if embodiment is None else embodiment))
+
+    def continuous(self, x: Tensor) -> Tensor:
+        whose = self._in_turn(x)
+        return self.write(self.quantizer.project_out(self.project(x, whose)), whose)
+
+    def start(self, x: Tensor, generator: torch.Generator, first: Tensor | None) -> None:
+        self.quantizer.start(self.project(x, self._in_turn(x)), generator, first)
 
     def write(self, output: Tensor, embodiment: Tensor | None = None) -> Tensor:
         out: Tensor = self.command(self.decoder(output, self._own(output) if embodiment is None else embodiment))
@@ -196,16 +214,15 @@ class ActionCodecTokenizer(LearnedTokenizer):
                 )
         super()._fit(x, job)
 
-    @property
-    def embodiment(self) -> int:
-        """Whose chunks are encoded and decoded, of the `embodiments` it was fitted on."""
-        return self.codec.embodiment
-
-    @embodiment.setter
-    def embodiment(self, number: int) -> None:
-        if not 0 <= number < self.config.embodiments:
-            raise ActionPieceError(f"there are embodiments 0 to {self.config.embodiments - 1}, not {number}")
-        self.codec.embodiment = number
+    def for_embodiment(self, number: int) -> ActionCodecTokenizer:
+        """The same tokenizer for the chunks of another of the robots it was fitted on; it is saved as such."""
+        config = replace(self.config, embodiment=number)
+        shared = {"space": self.space, "normalizer": self.normalizer, "distance": self.distance}
+        other = type(self)(config, **shared, horizon=self.horizon)
+        other.codec.load_state_dict(self.codec.state_dict())
+        other.codec.requires_grad_(False)
+        other.provenance = dict(self.provenance)
+        return other.to(self.device)
 
     @property
     def slots(self) -> int:

@@ -10,6 +10,7 @@ comparison (the paper's rate is 5e-5, its batch 256). Written from the paper's i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -59,8 +60,10 @@ class OATConfig:
 
 def check_levels(kind: str, levels: tuple[int, ...]) -> None:
     """Refuse levels that finite scalar quantisation cannot have."""
-    if not levels or min(levels) < 2:
-        raise ActionPieceError(f"{kind}: levels must be numbers of cells, at least 2 each, not {levels}")
+    if not levels or not all(isinstance(level, int) and level >= 2 for level in levels):
+        raise ActionPieceError(f"{kind}: levels must be whole numbers of cells, at least 2 each, not {levels}")
+    if math.prod(levels) > 1 << 20:
+        raise ActionPieceError(f"{kind}: levels {levels} would make {math.prod(levels):,} codes; at most a million do")
 
 
 class RegisterEncoder(nn.Module):

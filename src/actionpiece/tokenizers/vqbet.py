@@ -48,7 +48,7 @@ class VQBeTConfig:
 
     levels: int = 2
     codes: int = 16
-    code_dim: int = 16
+    code_dim: int = 32
     width: int = 512
     depth: int = 2
     deviation: float = 0.2
@@ -61,11 +61,9 @@ class VQBeTConfig:
         check_codebooks("vqbet", self)
 
 
-def perceptron(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths with GELU between them."""
-    pairs = list(itertools.pairwise(widths))
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.GELU())]
-    return nn.Sequential(*layers[:-1])
+def perceptron(*widths: int) -> list[nn.Module]:
+    """Linear layers of these widths, each with GELU after it."""
+    return [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.GELU())]
 
 
 class VQBeTNetwork(VectorQuantized):
@@ -75,9 +73,10 @@ class VQBeTNetwork(VectorQuantized):
         super().__init__()
         self.shape = (horizon, dim)
         hidden = [config.width] * config.depth
-        self.encoder = perceptron(horizon * dim, *hidden)
+        self.encoder = nn.Sequential(*perceptron(horizon * dim, *hidden))
         self.quantizer = residual_quantizer(config, width=config.width, slots=1)
-        self.decoder = perceptron(*hidden, horizon * dim)
+        # The quantiser's projections are linear on both sides, so a nonlinearity comes before and after them.
+        self.decoder = nn.Sequential(nn.GELU(), *perceptron(*hidden), nn.Linear(config.width, horizon * dim))
 
     def project(self, x: Tensor) -> Tensor:
         return self.quantizer.project(self.encoder(x.flatten(1))[:, None])

@@ -129,12 +129,16 @@ class _Wrapped(ActionTokenizer):
                 f"{name} cannot encode chunks {first} to {first + len(x) - 1}: {_said(error)}"
             ) from error
         answer = answer.detach().cpu().numpy() if isinstance(answer, Tensor) else answer
-        if not isinstance(answer, (list, tuple, np.ndarray)) or len(answer) != len(x):
-            got = f"{len(answer)} sequences" if hasattr(answer, "__len__") else type(answer).__name__
+        counted = isinstance(answer, (list, tuple)) or (isinstance(answer, np.ndarray) and answer.ndim > 0)
+        if not counted or len(answer) != len(x):
+            got = f"{len(answer)} sequences" if counted else type(answer).__name__
             raise ActionPieceError(f"{name} was asked to encode {len(x)} chunks and answered with {got}")
         rows = []
         for number, ids in enumerate(answer, first):
-            row = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+            try:
+                row = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+            except (ValueError, TypeError) as error:  # lists of lists of different lengths
+                raise ActionPieceError(f"{name} encoded chunk {number} as no integers (T,): {error}") from None
             if row.size == 0:
                 raise ActionPieceError(f"{name} encoded chunk {number} as no token at all")
             if row.ndim != 1 or row.dtype.kind not in "iu":
