@@ -337,7 +337,7 @@ import gc, json, os, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch; torch.set_num_threads(1)
 from pathlib import Path
-from actionpiece.training.ranks import average_gradients, leave
+from actionpiece.training.ranks import average_gradients, end, leave
 from tiny import fit, tensors
 from test_training_runs import TOGETHER, digest
 out, rank = Path(sys.argv[2]), os.environ["RANK"]
@@ -360,6 +360,7 @@ average_gradients(values)
 means = [value.grad if value.grad is None else value.grad.tolist() for value in values]
 (out / f"gradients-{rank}.json").write_text(json.dumps(means))
 leave()
+end()
 """
 
 TOGETHER: dict[str, ActionPieceConfig] = {

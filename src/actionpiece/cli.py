@@ -91,6 +91,10 @@ def main() -> None:
     try:
         run(sys.argv[1:])
         sys.stdout.flush()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher started several of us
+            from actionpiece.training.ranks import end
+
+            end()
     except ActionPieceError as error:
         errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
