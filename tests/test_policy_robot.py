@@ -18,6 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("msgpack", reason="needs the extra 'serve'")
+pytest.importorskip("websockets", reason="needs the extra 'serve'")
+
 from websockets.sync.server import serve
 
 from actionpiece import cli

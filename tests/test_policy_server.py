@@ -12,11 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+msgpack = pytest.importorskip("msgpack", reason="needs the extra 'serve'")
+pytest.importorskip("websockets", reason="needs the extra 'serve'")
+
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
