@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-msgpack = pytest.importorskip("msgpack", reason="needs the extra 'serve'")
+pytest.importorskip("msgpack", reason="needs the extra 'serve'")
 pytest.importorskip("websockets", reason="needs the extra 'serve'")
 
+import msgpack
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
