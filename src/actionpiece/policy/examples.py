@@ -19,7 +19,6 @@ from actionpiece.data import Demos
 from actionpiece.data.reader import Look
 from actionpiece.errors import ActionPieceError
 from actionpiece.policy.model import ActionPolicy, fitted
-from actionpiece.tokenizers.base import ActionTokenizer
 
 _KEEP = 1 << 32  # bytes of decoded pictures that are kept in memory; beyond, they are decoded when needed
 
@@ -83,7 +82,7 @@ class PolicyExamples:
         self.lookings, self.policy, self.side = lookings, policy, policy.config.side
         looks = zip(lookings.looks, lookings.instructions, strict=True)
         self.prompts = [policy.prompt(text, look.state if policy.config.state else None) for look, text in looks]
-        self.ids = encoded(policy.tokenizer, lookings.chunks)
+        self.ids: Any = policy.tokenizer.encode(lookings.chunks)  # (n, T), or a list where lengths differ
         self._pool = ThreadPoolExecutor(8)
         size = len(lookings) * len(policy.config.views) * self.side**2 * 3
         self._kept = self._decode(range(len(lookings))) if size <= _KEEP else None
@@ -109,11 +108,6 @@ class PolicyExamples:
         """What `ActionPolicy.loss` takes, on the CPU."""
         targets = self.policy.targets([self.ids[n] for n in index] if isinstance(self.ids, list) else self.ids[index])
         return self.policy.training_inputs([self.prompts[n] for n in index], targets, self.pictures(index))
-
-
-def encoded(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Any:
-    """Token ids of chunks; (n, T), or a list where lengths differ."""
-    return tokenizer.encode(chunks)
 
 
 def decode_picture(data: bytes, side: int) -> np.ndarray:
