@@ -28,6 +28,8 @@ from actionpiece.space import ActionSpace, Group
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.training import Examples, TrainConfig, examples, is_first, join
 from actionpiece.training.replica import Replica
+from baselines import BASELINES
+from baselines import new as new_baseline
 from conftest import libero_like, smooth
 from tiny import AS_PQ, PLAIN, SPACE, StopError, fit, fit_together, replica_of, same, stop_at, tensors, tiny
 
@@ -338,6 +340,7 @@ sys.path.insert(0, sys.argv[1])
 import torch; torch.set_num_threads(1)
 from pathlib import Path
 from actionpiece.training.ranks import average_gradients, end, leave
+import baselines
 from tiny import fit, tensors
 from test_training_runs import TOGETHER, digest
 out, rank = Path(sys.argv[2]), os.environ["RANK"]
@@ -353,6 +356,9 @@ def trained(name, config, **rest):
 for name, config in TOGETHER.items():
     trained(name, config)
 trained("paper again", TOGETHER["paper"], resume=True)
+for kind in baselines.BASELINES:
+    settings = baselines.config(kind, steps=4, continuous=2, batch=16)
+    (out / f"{kind}-{rank}.json").write_text(json.dumps(digest(baselines.fit(kind, settings))))
 values = [torch.zeros(2), torch.zeros(3), torch.zeros(1)]
 for value, gradient in zip(values, (torch.ones(2), torch.arange(3.0), None), strict=True):
     value.grad = gradient if gradient is None else gradient * (int(rank) + 1)
@@ -392,7 +398,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         torchrun = subprocess.Popen([sys.executable, *command], env=environment, stdout=said, stderr=said)
     try:
-        assert torchrun.wait(90) == 0, (out / "said").read_text()[-3000:]
+        assert torchrun.wait(180) == 0, (out / "said").read_text()[-3000:]
     finally:
         torchrun.terminate()  # it ends its processes when it is asked to, not when it is killed
         torchrun.wait(60)
@@ -412,6 +418,16 @@ def test_two_processes_end_with_the_same_codec_and_one_log(two_processes: Path) 
         assert (two_processes / name / "checkpoint.safetensors").is_file()
     # A run that was over is read back by both.
     assert digests(two_processes, "paper again") == digests(two_processes, "paper")
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_same_baseline(two_processes: Path) -> None:
+    for kind in BASELINES:
+        first, second = digests(two_processes, kind)
+        assert first == second, kind
+        start = digest(new_baseline(kind))
+        assert first.keys() == start.keys()
+        assert first != start  # it was trained
 
 
 @pytest.mark.slow
