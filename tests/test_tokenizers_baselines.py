@@ -232,9 +232,16 @@ def test_oats_decoder_is_causal_over_time_and_sees_every_kept_token() -> None:
         assert (to_queries.abs().amax(1) > 0).tolist() == [other <= step for other in range(8)]
 
 
-def test_oats_dropped_tokens_change_nothing_and_all_of_1_2_4_are_drawn() -> None:
-    network = new("oat").codec
-    assert network.kept.tolist() == [1, 2, 4]
+def test_oats_dropped_tokens_change_nothing_and_all_of_1_2_4_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = new("oat")
+    network, drawn = tokenizer.codec, []
+    plain = network.write
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "write", lambda values, keep: drawn.append(keep) or plain(values, keep))
+        network.losses(batch_of(tokenizer, 480))
+    shares = torch.bincount(drawn[0].sum(1), minlength=5) / 480
+    np.testing.assert_allclose(shares.numpy(), [0, 1 / 3, 1 / 3, 0, 1 / 3], atol=0.08)
+    assert torch.equal(drawn[0], drawn[0].sort(1, descending=True).values)  # always the first ones
     values = torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     keep = torch.arange(4) < torch.tensor([[1], [2]])
     other = torch.where(keep[..., None], values, -values)
