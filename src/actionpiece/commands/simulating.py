@@ -22,6 +22,7 @@ def record(
     images: Literal["none", "chunks", "all"] = "none",
     size: int = 128,
     horizon: int = 8,
+    mistakes: float = 0.0,
     seed: int = 0,
 ) -> None:
     """Record scripted demonstrations in the simulator as a LeRobot v3.0 data set.
@@ -39,6 +40,8 @@ def record(
             policy looks), or at all steps.
         size: of the pictures, in pixels.
         horizon: steps of an action chunk, for `--images chunks`.
+        mistakes: share of the delicate movements (from 0 to 1) that first go to a wrong place and are mended, so that a
+            policy learns what to do about its own mistakes.
         seed: of the starts and of how the demonstrators go about it.
     """
     from actionpiece.sim.make import expand
@@ -58,6 +61,7 @@ def record(
             images=images,
             size=size,
             horizon=horizon,
+            mistakes=mistakes,
             progress=lambda good, total, what: show(good, what),
         )
     if not done.fresh:

@@ -31,7 +31,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(64, 2, 4, 2, 32, 2, 2),  # tests
-    "small": Size(384, 8, 6, 2, 256, 6, 4),  # from scratch on simulated demonstrations
+    "small": Size(288, 6, 6, 2, 192, 6, 3, patch=8),  # from scratch on simulated demonstrations
 }
 
 

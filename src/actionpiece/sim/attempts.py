@@ -92,10 +92,13 @@ class Demonstration:
             raise ActionPieceError(f"{path} is damaged ({error}); remove it and record again") from None
 
 
-def perform(env: Environment, attempt: Attempt, *, size: int = 0, every: int = 1) -> Demonstration | None:
+def perform(
+    env: Environment, attempt: Attempt, *, size: int = 0, every: int = 1, mistakes: float = 0.0
+) -> Demonstration | None:
     """Let the demonstrator try; None if the task is not done when its plan has ended, or its steps are used up.
 
     size: of the pictures in pixels, 0 for none. every: steps between pictures, beginning with the first step.
+    mistakes: see `demonstrator.demonstrate`.
     """
     env.reset(attempt.seed)
     phrasings = env.task.instructions
@@ -103,7 +106,7 @@ def perform(env: Environment, attempt: Attempt, *, size: int = 0, every: int = 1
     actions: list[np.ndarray] = []
     states: list[np.ndarray] = []
     pictures: dict[str, list[bytes]] = {camera: [] for camera in CAMERAS} if size else {}
-    for command in demonstrate(env, np.random.default_rng(attempt.seed)):
+    for command in demonstrate(env, np.random.default_rng(attempt.seed), mistakes):
         if len(actions) % every == 0:
             for camera, shots in pictures.items():
                 shots.append(png(env.picture(camera, size)))

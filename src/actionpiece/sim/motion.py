@@ -1,13 +1,14 @@
 """How a scripted hand moves: phases with goals, approached in a style of its own, and the pieces of plans.
 
 A demonstration is a list of phases; each has a goal for the hand that may follow an object, and ends when the hand is
-there. Grasp, yaw, tilt, speed, height of approach and a slow wobble are drawn anew for every episode.
+there. Grasp, yaw, tilt, speed, height of approach and a slow wobble are drawn anew for every episode. A demonstrator may
+also be let make mistakes, and then shows how they are mended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from actionpiece.sim.environment import Environment, axis_angle, rotation_about
 
 OPEN, CLOSED = -1.0, 1.0
 _METRES, _RADIANS = 0.05, 0.5  # what a command of 1 asks for in one step
+_TOUCHING = 0.4  # phases as calm as this are those in which a mistake matters
 UP = np.array([0.0, 0.0, 1.0])
 
 Pose = tuple[np.ndarray, np.ndarray]  # position (3,), rotation matrix (3, 3)
@@ -65,11 +67,14 @@ class Phase:
 Plan = Callable[[Environment, Style, np.random.Generator], Iterable[Phase]]
 
 
-def follow(env: Environment, plan: Plan, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The commands (7,) of one demonstration; the caller executes each before asking for the next."""
+def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[np.ndarray]:
+    """The commands (7,) of one demonstration; the caller executes each before asking for the next.
+
+    mistakes: the share of the delicate phases that first go to a wrong place.
+    """
     style = Style.draw(rng)
     noise = np.zeros(6)
-    for phase in plan(env, style, rng):
+    for phase in _with_mistakes(env, plan(env, style, rng), style, rng, mistakes):
         held = 0
         for _ in range(phase.most):
             position, rotation = phase.goal()
@@ -86,6 +91,35 @@ def follow(env: Environment, plan: Plan, rng: np.random.Generator) -> Iterator[n
             angular = _limited(style.gain * turn / _RADIANS, fastest)
             command = np.concatenate((linear, angular)) + phase.calm * noise * np.repeat((1.0, 0.3), 3)
             yield np.clip(np.append(command, phase.grip), -1, 1).astype(np.float32)
+
+
+def _with_mistakes(
+    env: Environment, phases: Iterable[Phase], style: Style, rng: np.random.Generator, share: float
+) -> Iterator[Phase]:
+    for phase in phases:
+        if share and phase.close > 0 and phase.calm <= _TOUCHING and rng.random() < share:
+            yield from _mistake(env, phase, style, rng)
+        yield phase
+
+
+def _mistake(env: Environment, phase: Phase, style: Style, rng: np.random.Generator) -> Iterator[Phase]:
+    """Go beside the goal; an empty hand may close there too, and opens again above."""
+    direction, aside = rng.uniform(0, 2 * np.pi), rng.uniform(0.01, 0.04)
+    shift = np.array([aside * np.cos(direction), aside * np.sin(direction), rng.uniform(0.005, 0.03)])
+
+    def beside(higher: float = 0.0) -> Callable[[], Pose]:
+        def goal() -> Pose:
+            position, rotation = phase.goal()
+            return position + shift + higher * UP, rotation
+
+        return goal
+
+    yield replace(phase, goal=beside(), close=0.012, turned=0.15, most=30, hold=0)
+    if phase.grip == OPEN and rng.random() < 0.5:
+        yield stay(env, CLOSED, style.patience)
+        if rng.random() < 0.5:
+            yield replace(raise_hand(env, rng.uniform(0.04, 0.1), CLOSED), most=30)
+        yield Phase(beside(rng.uniform(0.03, 0.06)), OPEN, close=0.02, turned=0.15, most=30)
 
 
 def _limited(vector: np.ndarray, most: float) -> np.ndarray:

@@ -43,7 +43,8 @@ class Settings:
     """What decides a recording, to the byte.
 
     tasks: in this order. episodes: per task. seed: of the starts and the demonstrators. images: none, at chunk starts
-    (steps 0, horizon, 2 horizon, ...; the other rows are null), or at all steps. size: of the pictures, in pixels.
+    (steps 0, horizon, 2 horizon, ...; the other rows are null), or at all steps. size: of the pictures, in pixels. mistakes: the share of the delicate
+    movements that first go astray and are mended.
     """
 
     tasks: tuple[str, ...]
@@ -52,6 +53,7 @@ class Settings:
     images: Images = "none"
     size: int = 128
     horizon: int = 8
+    mistakes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -63,6 +65,8 @@ class Settings:
         for name, least in (("episodes", 1), ("seed", 0), ("horizon", 1), ("size", 16)):
             if getattr(self, name) < least:
                 raise ActionPieceError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.mistakes <= 1:
+            raise ActionPieceError(f"mistakes must lie between 0 and 1, not {self.mistakes}")
         if self.images not in get_args(Images):
             raise ActionPieceError(f"images must be {', '.join(get_args(Images))}, not '{self.images}'")
 
@@ -110,6 +114,7 @@ def record(
     images: Images = "none",
     size: int = 128,
     horizon: int = 8,
+    mistakes: float = 0.0,
     progress: Progress | None = None,
 ) -> Recording:
     """Record so many successful demonstrations of each task into a LeRobot v3.0 data set at `out`.
@@ -117,7 +122,7 @@ def record(
     Run it again with the same settings to go on after an interrupt. progress: is told the episodes done, all that are
     wanted, and a few words. Processes are spawned, so a script that calls this needs `if __name__ == "__main__":`.
     """
-    settings = Settings(tuple(task(name).name for name in tasks), episodes, seed, images, size, horizon)
+    settings = Settings(tuple(task(name).name for name in tasks), episodes, seed, images, size, horizon, mistakes)
     if workers < 1:
         raise ActionPieceError(f"workers must be at least 1, not {workers}")
     out = Path(out).resolve()
@@ -128,7 +133,7 @@ def record(
         return found
     backend = choose_backend().name if images != "none" else ""
     with _staging(staging, settings, backend):
-        job = Job(staging, 0 if images == "none" else size, horizon if images == "chunks" else 1)
+        job = Job(staging, 0 if images == "none" else size, horizon if images == "chunks" else 1, mistakes)
         ledger = _Ledger(settings, staging, progress or (lambda done, total, what: None))
         supervise(workers, job, ledger.next, ledger.finished)
         ledger.say("putting the data set together")

@@ -24,11 +24,12 @@ from actionpiece.sim.make import make
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all attempts: where they are kept, their pictures (see `attempts.perform`)."""
+    """What is the same for all attempts: where they are kept, and the rest as `attempts.perform` has it."""
 
     folder: Path
     size: int = 0
     every: int = 1
+    mistakes: float = 0.0
 
 
 @dataclass
@@ -125,7 +126,7 @@ def _work(connection: Connection, job: Job) -> None:
                 if env is not None:
                     env.close()  # one at a time: each holds some 100 MB, and tasks come one after the other
                 env = make(attempt.task, cameras=job.size)
-            done = perform(env, attempt, size=job.size, every=job.every)
+            done = perform(env, attempt, size=job.size, every=job.every, mistakes=job.mistakes)
             if done is None:
                 attempt.discarded(job.folder).touch()
             else:
