@@ -7,23 +7,20 @@ Writes OUT.json (every row, seed, data hash, versions), OUT.md and OUT.svg.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
 import actionpiece
-from actionpiece.evaluation.contenders import FIT_CHUNKS, note_fit
+from actionpiece.evaluation.contenders import Contender, fit, fit_together, with_steps
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
-from actionpiece.tokenizers.actionpiece import ActionPieceTokenizer, best
-from actionpiece.tokenizers.learned import fit_side_by_side
-from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
+from actionpiece.tokenizers.actionpiece import best
+from actionpiece.tokenizers.pq import PQConfig
 
 COLOURS = {"least_error": "#0072b2", "balanced": "#d55e00"}
 
@@ -107,41 +104,22 @@ def main(options: Options) -> None:
     protocol = Protocol(split=options.split, n=options.n)
     training = Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
-    chunks = torch.from_numpy(training.chunks.sample(FIT_CHUNKS, 0))
-    x = training.normalizer.normalize(chunks)
-    shared: dict[str, Any] = {
-        "space": demos.space,
-        "normalizer": training.normalizer,
-        "distance": training.distance,
-    }
     places = [(groups, blend) for groups in options.groups for blend in options.blends]
-    codecs = []
+    contenders = []
     for groups, blend in places:
         config = replace(best(), blends=(), groups=groups)
-        few = {} if options.steps is None else {"steps": options.steps, "warmup": options.steps // 10}
-        config = replace(config, train=replace(config.train, blend=blend, **few))
-        codecs.append(ActionPieceTokenizer(config, **shared, horizon=protocol.horizon))
-    for first in range(0, len(codecs), options.together):
-        group = codecs[first : first + options.together]
-        began = time.perf_counter()
-        fit_side_by_side(
-            group,
-            [options.seed] * len(group),
-            x,
-            [None] * len(group),
-            resumed=[False] * len(group),
-            device=options.device,
-            progress=lambda fraction, what: None,
-        )
-        for codec in group:
-            codec.provenance = {"seed": options.seed, "chunks": len(x)}
-            note_fit(codec, demos, time.perf_counter() - began, options.device, side_by_side=len(group))
+        config = replace(config, train=replace(config.train, blend=blend))
+        config = config if options.steps is None else with_steps(config, options.steps)
+        contenders.append(Contender(f"{groups} {blend:g}", "actionpiece", config))
+    codecs = []
+    for first in range(0, len(contenders), options.together):
+        group = contenders[first : first + options.together]
+        seeds = [options.seed] * len(group)
+        codecs += fit_together(group, seeds, demos, training, runs=[None] * len(group), device=options.device)
     rows = []
     for (groups, blend), codec in zip(places, codecs, strict=True):
         config = PQConfig(blend=blend, groups=groups)
-        began = time.perf_counter()
-        plain = PQTokenizer.fit(chunks, config=config, seed=options.seed, device=options.device, **shared)
-        note_fit(plain, demos, time.perf_counter() - began, options.device)
+        plain = fit("pq", demos, training, config=config, seed=options.seed, draw=0, device=options.device)
         for kind, tokenizer in (("pq", plain), ("codec", codec)):
             row = score(tokenizer, data, name=f"{kind} {groups} {blend:g}").row
             rows.append(row | {"groups_of": groups, "blend": blend})

@@ -22,6 +22,7 @@ from actionpiece.tokenizers import KINDS, RECIPES, load
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.tokenizers.fast import FastConfig
 from actionpiece.training.replica import Replica
+from baselines import config as baseline
 from tiny import StopError, stop_at, tiny
 
 PROTOCOL = Protocol(n=120, k=8)
@@ -205,6 +206,38 @@ def test_a_learned_contender_goes_on_from_its_checkpoint(
     monkeypatch.setattr(Replica, "advance", count)
     assert scored(tmp_path / "cut") == whole
     assert steps == list(range(6, 12))
+
+
+def test_side_by_side_learned_contenders_are_what_they_are_alone(
+    demos: Any, training: Training, tmp_path: Path
+) -> None:
+    contenders = [
+        Contender("codec", "actionpiece", tiny()),
+        Contender.parse("binning"),
+        Contender("baseline", "oat", baseline("oat")),
+        Contender("third", "actionpiece", tiny(steps=9)),
+    ]
+    assert [one.learned for one in contenders] == [True, False, True, True]
+    told: list[tuple[float, str]] = []
+
+    def rows(together: int, cells: Path | None = None) -> Any:
+        done = compare(
+            demos,
+            contenders,
+            protocol=PROTOCOL,
+            training=training,
+            together=together,
+            cells=cells,
+            progress=lambda *now: told.append(now),
+        )
+        return [(row["name"], row["fingerprint"], row["mse"]) for row in done.results["rows"]]
+
+    alone = rows(1)
+    told.clear()
+    assert rows(2, tmp_path) == alone
+    assert "2 side by side: " in " ".join(what for _, what in told)
+    assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
+    assert {file.parent.name for file in tmp_path.glob("*/cell.json")} == {"codec", "binning", "baseline", "third"}
 
 
 def test_only_training_is_shortened() -> None:

@@ -75,9 +75,7 @@ def test_a_policy_learns_on_a_gpu(tmp_path: Path) -> None:
     data = demonstrations(tmp_path / "shown")
     made = policy(loud=1.0)
     some = material(made, data)
-    config = replace(
-        SHORT, steps=200, batch=24, warmup=20, learning_rate=2e-3, validate_every=1000, validate_chunks=4
-    )
+    config = replace(SHORT, steps=200, batch=24, warmup=20, learning_rate=2e-3, validate_every=1000, validate_chunks=4)
     train_policy(made, some, config, device="cuda", folder=tmp_path / "run")
     with torch.no_grad():
         inputs = {k: v.cuda() for k, v in some.train.inputs(range(24)).items()}

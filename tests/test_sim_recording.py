@@ -106,6 +106,22 @@ def test_an_episode_is_its_seed_and_replays_to_the_bit(recorded: Path, lift: Env
 
 
 @pytest.mark.slow
+def test_mistakes_are_made_and_mended(lift: Environment) -> None:
+    attempt = Attempt.of(3, "lift", 0)
+    plain, same, astray, again = (perform(lift, attempt, mistakes=share) for share in (0.0, 0.0, 1.0, 1.0))
+    assert plain is not None
+    assert same is not None
+    assert astray is not None
+    assert again is not None
+    np.testing.assert_array_equal(plain.actions, same.actions)
+    np.testing.assert_array_equal(astray.actions, again.actions)
+    assert len(astray.actions) > len(plain.actions)
+    with pytest.raises(ActionPieceError, match="mistakes must lie between 0 and 1, not 2"):
+        Settings(("lift",), 1, mistakes=2)
+    assert "--mistakes 0.5" in Settings(("lift",), 1, mistakes=0.5).command()
+
+
+@pytest.mark.slow
 def test_two_workers_make_the_same_files(recorded: Path, tmp_path: Path) -> None:
     record(["lift"], EPISODES, tmp_path / "demos", workers=2, **WANTED)
     assert contents(tmp_path / "demos") == contents(recorded)

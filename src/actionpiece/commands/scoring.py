@@ -56,6 +56,7 @@ def compare(
     seed: int = 0,
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     device: str = "cpu",
+    together: int = 8,
     replay: int = 0,
     workers: int = 2,
     json: bool = False,
@@ -77,6 +78,7 @@ def compare(
         seed: of the fits.
         steps: training steps of learned tokenizers, where they are not to be their recipe's.
         device: where learned tokenizers train: cpu or cuda.
+        together: learned tokenizers that train side by side on a GPU.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
@@ -95,8 +97,8 @@ def compare(
     named = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
     if not named and not recipe:
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
-    if steps is not None and steps < 1:
-        raise ActionPieceError(f"at least one training step is needed, not {steps}")
+    if (steps is not None and steps < 1) or together < 1:
+        raise ActionPieceError("at least one training step and one tokenizer at a time are needed")
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos = source.open()
@@ -124,7 +126,8 @@ def compare(
             save=out / "tokenizers",
             cells=out / "cells" if recipe else None,
             device=device,
-            progress=lambda name, fraction, what: show((order[name] + fraction) / len(order), f"{name}: {what}"),
+            together=together if device != "cpu" else 1,
+            progress=show,
         )
         results = comparison.results
         if recipe:

@@ -11,31 +11,21 @@ import datetime
 import json
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.contenders import FIT_CHUNKS, LOOK_CHUNKS, note_fit, with_steps
+from actionpiece.evaluation.contenders import Contender, fit, fit_together, with_steps
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import read_json, write_json, writing
-from actionpiece.tokenizers import ActionTokenizer, tokenizer_class
-from actionpiece.tokenizers.actionpiece import (
-    ActionPieceConfig,
-    ActionPieceTokenizer,
-    best,
-    rvq,
-)
+from actionpiece.tokenizers import ActionTokenizer
+from actionpiece.tokenizers.actionpiece import ActionPieceConfig, best, rvq
 from actionpiece.tokenizers.base import Progress
-from actionpiece.tokenizers.learned import fit_side_by_side
 from actionpiece.tokenizers.pq import PQConfig
-from actionpiece.training.checkpoint import NAME as CHECKPOINT
 
 CELL = "cell.json"
 
@@ -187,39 +177,20 @@ def _check_same(cell: _Cell) -> None:
 def _fit(
     group: list[_Cell], demos: Demos, training: Training, device: str, progress: Progress
 ) -> list[ActionTokenizer]:
-    began = time.perf_counter()
-    shared: dict[str, Any] = {
-        "space": demos.space,
-        "normalizer": training.normalizer,
-        "distance": training.distance,
-    }
-    chunks = training.chunks.sample(FIT_CHUNKS, 0)
-    tokenizers: list[ActionTokenizer] = []
-    if group[0].row.kind == "actionpiece":
-        learned = [ActionPieceTokenizer(c.row.config, **shared, horizon=chunks.shape[1]) for c in group]
-        folders = [cell.folder / "run" for cell in group]
-        normalize = training.normalizer.normalize
-        fit_side_by_side(
-            learned,
+    contenders = [Contender(cell.row.label, cell.row.kind, cell.row.config) for cell in group]
+    if contenders[0].learned:
+        return fit_together(
+            contenders,
             [cell.seed for cell in group],
-            normalize(torch.from_numpy(chunks)),
-            folders,
-            validation=normalize(torch.from_numpy(training.validation.sample(LOOK_CHUNKS, 0))),
-            resumed=[(folder / CHECKPOINT).is_file() for folder in folders],
+            demos,
+            training,
+            runs=[cell.folder / "run" for cell in group],
             device=device,
             progress=progress,
         )
-        tokenizers += learned
-    else:
-        (cell,) = group
-        fitted = tokenizer_class(cell.row.kind).fit(
-            chunks, config=cell.row.config, seed=cell.seed, device=device, progress=progress, **shared
-        )
-        tokenizers.append(fitted)
-    for cell, tokenizer in zip(group, tokenizers, strict=True):
-        tokenizer.provenance = {"seed": cell.seed, "chunks": len(chunks)}
-        note_fit(tokenizer, demos, time.perf_counter() - began, device, side_by_side=len(group))
-    return tokenizers
+    (cell,) = group
+    kind, config = cell.row.kind, cell.row.config
+    return [fit(kind, demos, training, config=config, seed=cell.seed, draw=0, device=device, progress=progress)]
 
 
 def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
-from actionpiece.evaluation.contenders import Contender, check_names, check_possible, ready
+from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
@@ -21,7 +21,7 @@ from actionpiece.sim.make import simulator
 from actionpiece.tokenizers import ActionTokenizer, load
 from actionpiece.training.checkpoint import NAME as CHECKPOINT
 
-Progress = Callable[[str, float, str], None]  # contender, fraction done, what is being done
+Progress = Callable[[float, str], None]  # fraction done, what is being done
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def compare(
     save: Path | None = None,
     cells: Path | None = None,
     device: str = "cpu",
-    progress: Progress = lambda name, fraction, what: None,
+    together: int = 1,
+    progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
     """Score every contender on the same chunks.
 
@@ -55,7 +56,7 @@ def compare(
     save: a folder under which the contenders that were fitted here are saved.
     cells: a folder for what is finished, which is then not redone; learned contenders go on from their checkpoint.
         Those of the user's own code are made anew every time: whether it has changed is not known.
-    device: where learned contenders train.
+    device: where learned contenders train. together: how many of them side by side.
     """
     check_names(contenders)
     check_device(device)
@@ -71,37 +72,28 @@ def compare(
         check_possible(contender, demos, training)
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
-    for contender in contenders:
-        name, show = contender.name, functools.partial(progress, contender.name)
-        if name in found:
-            show(1.0, "finished before")
-            continue
-        folder = cells / file_name(name) if cells is not None else None
-        run = folder / "run" if folder is not None else None
-        tokenizer = ready(
-            contender,
-            demos,
-            training,
-            seed=seed,
-            run=run,
-            resume=run is not None and (run / CHECKPOINT).is_file(),
-            device=device,
-            progress=lambda fraction, what, show=show: show(fraction / 2, what),  # type: ignore[misc]
-        )
-        if contender.maker is not None:
-            made[name] = tokenizer
-        elif contender.folder is None and save is not None:
-            tokenizer.save_pretrained(save / file_name(name))
-        found[name] = Scored.of(
-            score(
-                tokenizer,
-                data,
-                name=name,
-                progress=lambda fraction, what, show=show: show(0.5 + fraction / 2, what),  # type: ignore[misc]
-            )
-        )
-        if folder is not None and contender.maker is None:
-            keep(folder, _about(contender, demos, protocol, seed), found[name])
+
+    def show(label: str, start: float, part: float, fraction: float, what: str) -> None:
+        progress((start + part * fraction) / len(contenders), f"{label}: {what}")
+
+    for group in _groups([contender for contender in contenders if contender.name not in found], together):
+        folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
+        runs = [None if folder is None else folder / "run" for folder in folders]
+        at, label = len(found), group[0].name if len(group) == 1 else f"{len(group)} side by side"
+
+        # Half of a group's time is for the fits, the other half for the scores.
+        half, fitting = at + len(group) / 2, functools.partial(show, label, at, len(group) / 2)
+        tokenizers = _ready(group, demos, training, seed=seed, runs=runs, device=device, progress=fitting)
+        for number, (contender, tokenizer, folder) in enumerate(zip(group, tokenizers, folders, strict=True)):
+            name = contender.name
+            if contender.maker is not None:
+                made[name] = tokenizer
+            elif contender.folder is None and save is not None:
+                tokenizer.save_pretrained(save / file_name(name))
+            scoring = functools.partial(show, name, half + number / 2, 0.5)
+            found[name] = Scored.of(score(tokenizer, data, name=name, progress=scoring))
+            if folder is not None and contender.maker is None:
+                keep(folder, _about(contender, demos, protocol, seed), found[name])
     scores = [found[contender.name] for contender in contenders]
     results: dict[str, Any] = {
         "command": command,
@@ -116,6 +108,32 @@ def compare(
     if before:
         results["finished_before"] = before  # their latencies were measured then, perhaps elsewhere
     return Comparison(results, drawings(data, scores), made)
+
+
+def _groups(contenders: Sequence[Contender], together: int) -> list[list[Contender]]:
+    """Who is fitted at a time: learned ones in groups, the others, which take moments, alone and before them."""
+    learned = [contender for contender in contenders if contender.learned]
+    others = [[contender] for contender in contenders if not contender.learned]
+    return others + [learned[first : first + together] for first in range(0, len(learned), together)]
+
+
+def _ready(
+    group: Sequence[Contender],
+    demos: Demos,
+    training: Training,
+    *,
+    seed: int,
+    runs: Sequence[Path | None],
+    device: str,
+    progress: Progress,
+) -> list[ActionTokenizer]:
+    """The tokenizers of a group of contenders."""
+    if group[0].learned:
+        seeds = [seed] * len(group)
+        return fit_together(group, seeds, demos, training, runs=runs, draw=seed, device=device, progress=progress)
+    (contender,), (run,) = group, runs
+    resume = run is not None and (run / CHECKPOINT).is_file()
+    return [ready(contender, demos, training, seed=seed, run=run, resume=resume, device=device, progress=progress)]
 
 
 def _about(contender: Contender, demos: Demos, protocol: Protocol, seed: int) -> dict[str, Any]:

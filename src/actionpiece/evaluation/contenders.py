@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
@@ -28,6 +29,8 @@ from actionpiece.tokenizers import (
     tokenizer_class,
     trained,
 )
+from actionpiece.tokenizers.learned import LearnedTokenizer, fit_side_by_side
+from actionpiece.training.checkpoint import NAME as CHECKPOINT
 
 FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
 LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
@@ -48,6 +51,15 @@ class Contender:
     folder: Path | None = None
     normalizer: str = "minmax"
     maker: str | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is to be trained here, in the coordinates in which all are scored: `fit_together` can."""
+        return (
+            self.kind is not None
+            and self.normalizer == "minmax"
+            and issubclass(tokenizer_class(self.kind), LearnedTokenizer)
+        )
 
     @classmethod
     def parse(cls, text: str) -> Contender:
@@ -97,14 +109,7 @@ def check_possible(contender: Contender, demos: Demos, training: Training) -> No
     elif contender.folder is not None:
         load(contender.folder)
     else:
-        assert contender.kind is not None
-        tokenizer_class(contender.kind)(
-            contender.config,
-            space=demos.space,
-            normalizer=training.normalizer,
-            distance=training.distance,
-            horizon=training.chunks.horizon,
-        )
+        unfitted(contender, demos, training)
 
 
 def with_steps(config: Any, steps: int) -> Any:
@@ -132,6 +137,7 @@ def fit(
     config: Any = None,
     normalizer: str = "minmax",
     seed: int = 0,
+    draw: int | None = None,
     run: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
@@ -139,10 +145,12 @@ def fit(
 ) -> ActionTokenizer:
     """Fit a tokenizer on the training episodes, and write down what it was fitted on.
 
-    normalizer: see `normalize.Way`. run, resume, device: for learned tokenizers, as in `ActionTokenizer.fit`.
+    normalizer: see `normalize.Way`. draw: the seed by which the chunks are drawn, where it is not that of the fit.
+    run, resume, device: for learned tokenizers, as in `ActionTokenizer.fit`.
     """
     began = time.perf_counter()
-    chunks = fitting_chunks(training, seed)
+    draw = seed if draw is None else draw
+    chunks = fitting_chunks(training, draw)
     # Min-max is that of whole episodes, in which everybody is scored; other ways are fitted on the chunks.
     scaled = training.normalizer if normalizer == "minmax" else Normalizer.fit(*_way(normalizer, chunks))
     tokenizer = tokenizer_class(kind).fit(
@@ -152,7 +160,7 @@ def fit(
         normalizer=scaled,
         distance=training.distance,
         seed=seed,
-        validation=training.validation.sample(LOOK_CHUNKS, seed),
+        validation=training.validation.sample(LOOK_CHUNKS, draw),
         run=run,
         resume=resume,
         device=device,
@@ -160,6 +168,54 @@ def fit(
     )
     note_fit(tokenizer, demos, time.perf_counter() - began, device)
     return tokenizer
+
+
+def fit_together(
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    demos: Demos,
+    training: Training,
+    *,
+    runs: Sequence[Path | None],
+    draw: int = 0,
+    device: str = "cpu",
+    progress: Callable[[float, str], None] = lambda fraction, what: None,
+) -> list[ActionTokenizer]:
+    """Fit learned contenders side by side in one process, each by its seed, and write down what they were fitted on.
+
+    runs: where each keeps its log and its checkpoint, from which it goes on. draw: the seed by which the chunks that
+    they share are drawn.
+    """
+    began = time.perf_counter()
+    chunks = torch.from_numpy(fitting_chunks(training, draw))
+    tokenizers: list[Any] = [unfitted(contender, demos, training) for contender in contenders]
+    normalize = training.normalizer.normalize
+    fit_side_by_side(
+        tokenizers,
+        seeds,
+        normalize(chunks),
+        runs,
+        validation=normalize(torch.from_numpy(training.validation.sample(LOOK_CHUNKS, draw))),
+        resumed=[run is not None and (run / CHECKPOINT).is_file() for run in runs],
+        device=device,
+        progress=progress,
+    )
+    for tokenizer, seed in zip(tokenizers, seeds, strict=True):
+        tokenizer.provenance = {"seed": seed, "chunks": len(chunks)}
+        note_fit(tokenizer, demos, time.perf_counter() - began, device, side_by_side=len(tokenizers))
+    return tokenizers
+
+
+def unfitted(contender: Contender, demos: Demos, training: Training) -> ActionTokenizer:
+    """A contender's tokenizer before it is fitted."""
+    assert contender.kind is not None
+    return tokenizer_class(contender.kind)(
+        contender.config,
+        space=demos.space,
+        normalizer=training.normalizer,
+        distance=training.distance,
+        horizon=training.chunks.horizon,
+    )
 
 
 def _way(text: str, chunks: np.ndarray) -> tuple[Any, np.ndarray, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.contenders import LOOK_CHUNKS, Contender, fit
+from actionpiece.evaluation.contenders import LOOK_CHUNKS, Contender, fit, unfitted
 from actionpiece.evaluation.score import Training
 from actionpiece.files import read_json, write_json
 from actionpiece.metrics.codes import code_use
-from actionpiece.tokenizers import KINDS, RECIPES, ActionTokenizer, tokenizer_class
+from actionpiece.tokenizers import KINDS, RECIPES
 
 BITS = 144  # 16 tokens of 512 codes, the paper's
 _E24 = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
@@ -206,16 +206,10 @@ def _contender(entry: Entry, bits: float | None, demos: Demos, training: Trainin
 
 def _bits(contender: Contender, demos: Demos, training: Training, seed: int) -> float:
     """The bits that a chunk takes; where that varies, its mean over validation chunks."""
-    assert contender.kind is not None
-    tokenizer: ActionTokenizer = tokenizer_class(contender.kind)(
-        contender.config,
-        space=demos.space,
-        normalizer=training.normalizer,
-        distance=training.distance,
-        horizon=training.chunks.horizon,
-    )
+    tokenizer = unfitted(contender, demos, training)
     if tokenizer.tokens_per_chunk is not None:
         return tokenizer.bits_per_chunk(tokenizer.tokens_per_chunk)
+    assert contender.kind is not None
     fitted = fit(contender.kind, demos, training, config=contender.config, normalizer=contender.normalizer, seed=seed)
     ids = fitted.encode(training.validation.sample(LOOK_CHUNKS, seed))
     return fitted.bits_per_chunk(code_use(fitted, ids).mean_tokens)

@@ -1,8 +1,8 @@
 """How a scripted hand moves: phases with goals, approached in a style of its own, and the pieces of plans.
 
 A demonstration is a list of phases; each has a goal for the hand that may follow an object, and ends when the hand is
-there. Grasp, yaw, tilt, speed, height of approach and a slow wobble are drawn anew for every episode. A demonstrator may
-also be let make mistakes, and then shows how they are mended.
+there. Grasp, yaw, tilt, speed, height of approach and a slow wobble are drawn anew for every episode. A demonstrator
+may also make mistakes, and then shows how they are mended.
 """
 
 from __future__ import annotations

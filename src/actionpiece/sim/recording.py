@@ -43,8 +43,8 @@ class Settings:
     """What decides a recording, to the byte.
 
     tasks: in this order. episodes: per task. seed: of the starts and the demonstrators. images: none, at chunk starts
-    (steps 0, horizon, 2 horizon, ...; the other rows are null), or at all steps. size: of the pictures, in pixels. mistakes: the share of the delicate
-    movements that first go astray and are mended.
+    (steps 0, horizon, 2 horizon, ...; the other rows are null), or at all steps. size: of the pictures, in pixels.
+    mistakes: the share of the delicate movements that first go astray and are mended.
     """
 
     tasks: tuple[str, ...]
@@ -74,6 +74,7 @@ class Settings:
         """The settings that the result depends on."""
         values = dataclasses.asdict(self) | {"tasks": list(self.tasks)}
         unused = {"none": ("size", "horizon"), "all": ("horizon",), "chunks": ()}[self.images]
+        unused += () if self.mistakes else ("mistakes",)
         return {name: value for name, value in values.items() if name not in unused}
 
     def command(self) -> str:
