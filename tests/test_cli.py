@@ -14,6 +14,7 @@ import pytest
 
 from actionpiece import cli
 from actionpiece.data import generate
+from actionpiece.tokenizers import KINDS, RECIPES
 
 ROW_KEYS = {
     "name",
@@ -184,8 +185,7 @@ def test_data_info_and_list_speak_json(
         [],
         ["fit"],
         ["data"],
-        ["fit", "pq"],
-        ["fit", "best"],
+        *[["fit", name] for name in (*KINDS, *RECIPES)],  # flags of settings and of objectives' weights may collide
         ["eval"],
         ["compare"],
         ["ablate"],

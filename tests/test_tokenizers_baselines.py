@@ -179,7 +179,7 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("fastervq", {"patch": 0}, {}, "patch must be at least 1"),
     ("actioncodec", {"quantizer_dropout": 1.0}, {}, "quantizer_dropout must lie"),
     ("actioncodec", {"embedding": 4}, {}, "come together or not at all"),
-    ("xtokenizer", {"masked": 0.0}, {}, "masked must lie"),
+    ("xtokenizer", {"hide": 0.0}, {}, "hide must lie"),
     ("xtokenizer", {"teacher": 4}, {}, "come together or not at all"),
 ]
 

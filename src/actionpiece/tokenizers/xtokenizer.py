@@ -52,7 +52,7 @@ class XTokenizerConfig:
         encoder_depth: layers that read the chunk.
         decoder_depth: layers that write it.
         heads: attention heads.
-        masked: share of the steps that masked action modelling hides.
+        hide: share of the steps that masked action modelling hides.
         teacher: dimension of the features that `fit` gets among its extras, as `teacher`, for the objective of that
             name; 0: there are none.
         temperature: of that objective.
@@ -70,7 +70,7 @@ class XTokenizerConfig:
     encoder_depth: int = 2
     decoder_depth: int = 4
     heads: int = 4
-    masked: float = 0.5
+    hide: float = 0.5
     teacher: int = 0
     temperature: float = 0.1
     deviation: float = 0.2
@@ -82,8 +82,8 @@ class XTokenizerConfig:
         sizes = {"slots": self.slots, "encoder_depth": self.encoder_depth, "decoder_depth": self.decoder_depth}
         check_baseline("xtokenizer", self.train, OBJECTIVES, width=self.width, heads=self.heads, **sizes)
         check_codebooks("xtokenizer", self)
-        if not 0 < self.masked < 1 or self.teacher < 0 or not self.temperature > 0:
-            raise ActionPieceError("masked must lie between 0 and 1, teacher not below 0, temperature above 0")
+        if not 0 < self.hide < 1 or self.teacher < 0 or not self.temperature > 0:
+            raise ActionPieceError("hide must lie between 0 and 1, teacher not below 0, temperature above 0")
         if bool(self.teacher) != bool(self.train.weights.get("teacher")):
             raise ActionPieceError("features of a teacher and a weight of that objective come together or not at all")
 
@@ -107,7 +107,7 @@ class XTokenizerNetwork(VectorQuantized):
 
     def __init__(self, horizon: int, dim: int, config: XTokenizerConfig) -> None:
         super().__init__()
-        self.masked, self.temperature = config.masked, config.temperature
+        self.hide, self.temperature = config.hide, config.temperature
         slots, sizes = config.slots, {"width": config.width, "heads": config.heads}
         self.encoder = MaskedEncoder(horizon, dim, slots, depth=config.encoder_depth, **sizes)
         self.quantizer = residual_quantizer(config, width=config.width, slots=slots)
@@ -125,7 +125,7 @@ class XTokenizerNetwork(VectorQuantized):
 
     def losses(self, batch: Batch) -> Losses:
         x = batch.x
-        hidden = torch.rand(x.shape[:2], generator=batch.generator, device=x.device) < self.masked
+        hidden = torch.rand(x.shape[:2], generator=batch.generator, device=x.device) < self.hide
         # One pass for the chunk as it is and as it is masked.
         whole, part = self.project(torch.cat((x, x)), torch.cat((torch.zeros_like(hidden), hidden))).chunk(2)
         gist, full = self.quantizer.quantize(part, levels=1), self.quantizer.quantize(whole)
