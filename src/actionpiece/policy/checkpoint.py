@@ -15,7 +15,7 @@ from torch import Tensor
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json, writing
 
-NAME, SHARDED = "checkpoint.safetensors", "deepspeed"
+NAME, SHARDED, _STEP = "checkpoint.safetensors", "deepspeed", "step.json"
 
 
 def save_state(
@@ -23,10 +23,17 @@ def save_state(
 ) -> None:
     """Write weights, moments and the step. DeepSpeed shares the moments among processes and writes them itself."""
     metadata = {"step": step, "about": about}
-    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
-        accelerator.save_state(str(folder / SHARDED))
+    if _sharded(accelerator):
+        aside = folder / f"{SHARDED}.part"
         if accelerator.is_main_process:
-            write_json(folder / SHARDED / "step.json", metadata)
+            shutil.rmtree(aside, ignore_errors=True)
+        accelerator.wait_for_everyone()
+        accelerator.save_state(str(aside))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            write_json(aside / _STEP, metadata)
+            shutil.rmtree(folder / SHARDED, ignore_errors=True)
+            aside.rename(folder / SHARDED)
     elif accelerator.is_main_process:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _state(model, optimizer).items()}
         with writing(folder / NAME) as aside:
@@ -37,17 +44,30 @@ def save_state(
 def forget_state(folder: Path) -> None:
     """Remove what `save_state` wrote."""
     (folder / NAME).unlink(missing_ok=True)
-    shutil.rmtree(folder / SHARDED, ignore_errors=True)
+    for name in (SHARDED, f"{SHARDED}.part"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _sharded(accelerator: Any) -> bool:
+    return str(accelerator.distributed_type).endswith("DEEPSPEED")
+
+
+def _shards(folder: Path) -> Path:
+    """The last whole checkpoint of DeepSpeed; one that was about to take its place, where a kill came in between."""
+    waiting = folder / f"{SHARDED}.part"
+    return waiting if not (folder / SHARDED).is_dir() and (waiting / _STEP).is_file() else folder / SHARDED
 
 
 @torch.no_grad()
 def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer: Any, about: dict[str, Any]) -> int:
     """Put model and optimiser back where they stood; the number of steps done. Another run's state is an error."""
     path = folder / NAME
-    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
-        path = folder / SHARDED / "step.json"
+    if _sharded(accelerator):
+        path = _shards(folder) / _STEP
+        if not path.is_file():
+            raise ActionPieceError(f"there is no checkpoint in {folder} to go on from")
         step = _checked(read_json(path), about, path)
-        accelerator.load_state(str(folder / SHARDED))
+        accelerator.load_state(str(path.parent))
         return step
     try:
         with safe_open(path, "pt") as file:

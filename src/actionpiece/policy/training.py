@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,15 +131,17 @@ def _accelerator(device: str, precision: Precision, deepspeed: bool, config: Pol
         raise ActionPieceError(f"{error}; pip install 'actionpiece[policy]'") from None
     plugin = None
     if deepspeed:
-        if device == "cpu":
-            raise ActionPieceError("DeepSpeed needs GPUs; leave out --deepspeed, or say --device cuda")
+        if device == "cpu" and os.environ.get("DS_ACCELERATOR") != "cpu":
+            raise ActionPieceError("DeepSpeed wants GPUs: say --device cuda, or leave out --deepspeed")
         try:
             plugin = accelerate.DeepSpeedPlugin(hf_ds_config=str(ZERO2), gradient_clipping=config.clip)
         except ImportError as error:
             raise ActionPieceError(f"{error}; pip install deepspeed") from None
     mixed = "bf16" if device != "cpu" and precision != "float32" else "no"
     try:
-        accelerator = accelerate.Accelerator(cpu=device == "cpu", mixed_precision=mixed, deepspeed_plugin=plugin)
+        accelerator = accelerate.Accelerator(
+            cpu=device == "cpu" and not deepspeed, mixed_precision=mixed, deepspeed_plugin=plugin
+        )
     except ValueError as error:  # accelerate settles these once for a process
         raise ActionPieceError(f"training cannot be set up like this here: {error}") from None
     if plugin is not None:  # DeepSpeed would ask a data loader, of which there is none
