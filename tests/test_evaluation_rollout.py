@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,3 +187,34 @@ def test_starts_of_a_task_differ_and_depend_on_the_seed() -> None:
     assert start_seed(7, "stack", 0) not in seeds
     assert [start_seed(7, "libero_object/0", k) for k in range(3)] == [0, 1, 2]
     assert max(seeds) < 2**32  # what numpy takes
+
+
+@pytest.mark.slow
+def test_a_policys_folder_is_loaded_once_and_answers_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from actionpiece.policy import server
+    from actionpiece.policy.client import TOKEN
+    from policies import policy
+
+    policy().save(tmp_path / "policy")
+    served: list[tuple[int, str | None]] = []
+    stop = server.PolicyServer.stop
+
+    def count(self: server.PolicyServer) -> None:
+        served.append((self.status.answered, self.config.token))
+        stop(self)
+
+    monkeypatch.setattr(server.PolicyServer, "stop", count)
+    monkeypatch.setenv(TOKEN, "another server's")
+
+    def lines(workers: int) -> list[tuple[Any, ...]]:
+        out = tmp_path / f"by {workers}"
+        done = rollout(str(tmp_path / "policy"), ["lift"], out, episodes=2, size=32, workers=workers)
+        return [(line["key"], line["success"], line["steps"], line["calls"]) for line in done]
+
+    one, two = lines(1), lines(2)
+    assert one == two
+    assert [answered for answered, _ in served] == [sum(line[3] for line in one)] * 2
+    assert served[0][1] not in (None, served[1][1])  # a secret of each run
+    assert os.environ[TOKEN] == "another server's"

@@ -6,11 +6,14 @@ clients use, so that a policy that is served elsewhere understands it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -43,7 +46,7 @@ class Policy(Protocol):
 class Rollout:
     """One episode of a policy.
 
-    policy: what `load_policy` understands. execute: commands of a chunk that are executed before it looks again.
+    policy: what a worker loads. execute: commands of a chunk that are executed before it looks again.
     size: of the pictures it is shown, in pixels; 0: none. published: show LIBERO's as published policies see them.
     video: a GIF is kept of such episodes, in `folder`.
     """
@@ -139,13 +142,38 @@ def rollout(
     if Path(policy).is_dir():  # a policy that was trained anew is another one, though its folder has the same name
         settings["weights"] = read_json(Path(policy) / "policy.json").get("weights")
     claim(out, settings)
-    jobs = [
-        Rollout(policy, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)
-        for task in names
-        for k in range(episodes)
-        for repeat in range(repeats)
-    ]
-    return run_episodes(jobs, run, journal=Journal(out / "episodes.jsonl"), workers=workers, progress=progress)
+    with asked_for(policy, workers) as name:
+        jobs = [
+            Rollout(name, task, start_seed(seed, task, k), repeat, execute, size, published, video, out)
+            for task in names
+            for k in range(episodes)
+            for repeat in range(repeats)
+        ]
+        return run_episodes(jobs, run, journal=Journal(out / "episodes.jsonl"), workers=workers, progress=progress)
+
+
+@contextlib.contextmanager
+def asked_for(policy: str, workers: int) -> Iterator[str]:
+    """What workers load to ask a policy. That of a folder is served to them by this process, until the block ends.
+
+    So its weights are in memory once, however many simulators there are, and those who wait are answered together.
+    """
+    if not Path(policy).is_dir():
+        yield policy
+        return
+    from actionpiece.policy.client import TOKEN
+    from actionpiece.policy.server import PolicyServer, ServerConfig
+
+    before, token = os.environ.get(TOKEN), secrets.token_hex(16)
+    config = ServerConfig(port=0, token=token, max_clients=2 * workers, max_batch=workers)
+    try:
+        os.environ[TOKEN] = token  # workers inherit it
+        with PolicyServer(load_policy(policy), config) as server:
+            yield server.uri
+    finally:
+        os.environ.pop(TOKEN)
+        if before is not None:
+            os.environ[TOKEN] = before
 
 
 def start_seed(seed: int, task: str, number: int) -> int:
