@@ -292,6 +292,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "linear"}, "schedule must be constant or cosine, not 'linear'"),
     ({"steps": 10, "continuous": 10}, "continuous"),  # the codebooks would never be started
     ({"steps": 10, "continuous": 11}, "continuous"),
+    ({"settle": -1}, "no other setting negative"),
+    ({"steps": 10, "continuous": 4, "settle": 6}, "lower `continuous` or `settle`"),
 ]
 
 

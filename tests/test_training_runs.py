@@ -320,6 +320,37 @@ def test_a_run_with_continuous_steps_is_resumed_bit_for_bit(
     assert not same(resumed, fit(tiny(codec, weights={**PLAIN, "sigreg": 0.1})))
 
 
+def test_at_the_end_codebooks_stay_and_the_network_goes_on() -> None:
+    replica = replica_of(tiny({"deviation": 0.2}, steps=9, settle=4, learning_rate=1e-3))
+
+    def state() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in replica.codec.state_dict().items()}
+
+    stays = [name for name in state() if name.startswith("quantizer.") and "project" not in name]
+    assert {"quantizer.codebook", "quantizer.standardize.mean"} <= set(stays)
+    for step in range(9):
+        replica.prepare()
+        before = state()
+        replica.advance()
+        after = state()
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved.isdisjoint(stays) == (step >= 5), step
+        assert "quantizer.project_out.weight" in moved
+
+
+@pytest.mark.parametrize("stop", [5, 7, 10])
+def test_a_run_that_settles_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
+    config = tiny(settle=5, checkpoint_every=3)
+    stop_at(monkeypatch, stop)
+    with pytest.raises(StopError):
+        fit(config, tmp_path)
+    monkeypatch.undo()
+    resumed = fit(config, tmp_path, resume=True)
+    assert same(resumed, fit(config))
+    assert not same(resumed, fit(tiny()))
+    assert 7 in lines(tmp_path)
+
+
 # --- Several processes
 
 

@@ -117,9 +117,10 @@ def with_steps(config: Any, steps: int) -> Any:
     train = getattr(config, "train", None)
     if train is None:
         return config
-    # What comes before the real thing stays within a tenth of it.
-    early = {key: min(getattr(train, key), steps // 10) for key in ("warmup", "continuous") if hasattr(train, key)}
-    return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps, **early))
+    # What comes before and after the real thing stays within a tenth of it.
+    names = ("warmup", "continuous", "settle")
+    short = {key: min(getattr(train, key), steps // 10) for key in names if hasattr(train, key)}
+    return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps, **short))
 
 
 def fitting_chunks(training: Training, seed: int) -> np.ndarray:

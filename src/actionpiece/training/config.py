@@ -34,6 +34,7 @@ class TrainConfig:
         part: what is trained: `all`, or the `decoder` alone, with encoder and codebooks as they started.
         companions: for every chunk drawn, this many of its physical neighbours in the training data join the batch.
         continuous: steps of plain autoencoding before the codebooks are started from the features and used.
+        settle: steps at the end in which codebooks stay as they are, for the network to learn what they have become.
         start_chunks: training chunks whose features start the codebooks, by k-means.
         checkpoint_every: steps between checkpoints.
         validate_every: steps between looks at the validation chunks.
@@ -52,6 +53,7 @@ class TrainConfig:
     part: Literal["all", "decoder"] = "all"
     companions: int = 0
     continuous: int = 1000
+    settle: int = 0
     start_chunks: int = 4096
     checkpoint_every: int = 5000
     validate_every: int = 5000
@@ -61,11 +63,19 @@ class TrainConfig:
         for name in ("steps", "batch", "start_chunks", "checkpoint_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.learning_rate > 0 or not self.clip > 0 or min(self.warmup, self.weight_decay, self.continuous) < 0:
+        if (
+            not self.learning_rate > 0
+            or not self.clip > 0
+            or min(self.warmup, self.weight_decay, self.continuous, self.settle) < 0
+        ):
             raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
         if self.continuous >= self.steps:
             raise ActionPieceError(
                 f"{self.continuous} steps without codebooks leave none of {self.steps} with them; lower `continuous`"
+            )
+        if self.settle and self.continuous + self.settle >= self.steps:
+            raise ActionPieceError(
+                f"of {self.steps} steps none is left in which codebooks follow; lower `continuous` or `settle`"
             )
         if not 0 <= self.blend <= 1:
             raise ActionPieceError(f"blend runs from 0 (normalised) to 1 (physical), and is {self.blend}")

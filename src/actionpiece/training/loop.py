@@ -96,6 +96,8 @@ class _Tracker:
         marks = [(self.replica.done // n + 1) * n for n in every]
         if self.replica.done < self.config.continuous:
             marks.append(self.config.continuous)
+        if self.replica.done < self.config.steps - self.config.settle:
+            marks.append(self.config.steps - self.config.settle)
         return min(self.config.steps, *marks)
 
     def look(self, say: Callable[[str], None]) -> None:

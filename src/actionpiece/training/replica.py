@@ -64,10 +64,9 @@ class Replica:
         self.codec.requires_grad_(False).train()
         for parameter in self.parameters:
             parameter.requires_grad_(True)
+        self.settled = False
         if self.config.part == "decoder":
-            for module in self.codec.modules():
-                if isinstance(module, ResidualVQ):
-                    module.eval()  # its statistics stay as they are, too
+            self._settle()
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=self.rate,
@@ -80,6 +79,13 @@ class Replica:
         self.terms: dict[str, Tensor] = {}
         self.stream = torch.cuda.Stream(device) if captured else None
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _settle(self) -> None:
+        """From now on codebooks stay as they are, and so do the statistics by which they are reached."""
+        self.settled = True
+        for module in self.codec.modules():
+            if isinstance(module, ResidualVQ):
+                module.eval()
 
     def _create_optimizer_state(self) -> None:
         """Optimisers make their state on the first step; here it must be there before, to be loaded and recorded."""
@@ -119,6 +125,9 @@ class Replica:
         if self.done == self.config.continuous:
             self.start()
             self.graph = None  # it was of the steps without codebooks
+        if self.config.settle and not self.settled and self.done >= self.config.steps - self.config.settle:
+            self._settle()
+            self.graph = None  # it was of the steps in which codebooks follow
         if self.stream is not None and self.graph is None:
             self._capture(self.stream)
 
@@ -143,7 +152,7 @@ class Replica:
             Batch(x, index, self.examples, self.config, generator=self.generator, emphasis=self.emphasis)
         )
         gradient = self._learn(losses.total)
-        if self.config.part == "all":
+        if not self.settled:
             losses.follow()
         terms = {name: term.detach() for name, term in losses.terms.items()}
         self.terms = {"loss": losses.total.detach(), **terms, "gradient": gradient}
