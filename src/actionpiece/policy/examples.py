@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from actionpiece.data.reader import Look
 from actionpiece.errors import ActionPieceError
 from actionpiece.policy.model import ActionPolicy, fitted
 
-_KEEP = 1 << 32  # bytes of decoded pictures that are kept in memory; beyond, they are decoded when needed
+# Bytes of decoded pictures that are kept, a quarter of the machine's memory; beyond, they are decoded when needed.
+_KEEP = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 @dataclass(frozen=True)
