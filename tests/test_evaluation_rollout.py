@@ -195,11 +195,21 @@ def test_a_policys_folder_is_loaded_once_and_answers_all_workers(
 ) -> None:
     from actionpiece.policy import server
     from actionpiece.policy.client import TOKEN
+    from actionpiece.policy.model import ActionPolicy
     from policies import policy
 
-    policy().save(tmp_path / "policy")
+    policy(loud=2.0).save(tmp_path / "policy")
     served: list[tuple[int, str | None]] = []
-    stop = server.PolicyServer.stop
+    answers: list[bytes] = []
+    stop, act = server.PolicyServer.stop, ActionPolicy.act_batch
+
+    def remember(self: ActionPolicy, observations: Any) -> Any:
+        given = act(self, observations)
+        for seen, answer in zip(observations, given, strict=True):
+            answers.append(seen["observation/image"].tobytes() + answer["actions"].tobytes())
+        return given
+
+    monkeypatch.setattr(ActionPolicy, "act_batch", remember)
 
     def count(self: server.PolicyServer) -> None:
         served.append((self.status.answered, self.config.token))
@@ -213,8 +223,12 @@ def test_a_policys_folder_is_loaded_once_and_answers_all_workers(
         done = rollout(str(tmp_path / "policy"), ["lift"], out, episodes=2, size=32, workers=workers)
         return [(line["key"], line["success"], line["steps"], line["calls"]) for line in done]
 
-    one, two = lines(1), lines(2)
-    assert one == two
+    one = lines(1)
+    by_one = sorted(answers)
+    answers.clear()
+    assert lines(2) == one
+    assert sorted(answers) == by_one
+    assert len(set(by_one)) > 4
     assert [answered for answered, _ in served] == [sum(line[3] for line in one)] * 2
     assert served[0][1] not in (None, served[1][1])  # a secret of each run
     assert os.environ[TOKEN] == "another server's"

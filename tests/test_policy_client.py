@@ -106,6 +106,15 @@ def test_a_policy_elsewhere_answers_like_one_here() -> None:
         policy.close()
 
 
+def test_a_server_of_this_machine_is_not_looked_for_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody is
+    with serving(lambda _: pack({"actions": np.zeros((8, 7))})) as uri:
+        assert RemotePolicy(uri).act({"prompt": "lift"}).shape == (8, 7)
+
+
 @pytest.mark.parametrize(
     ("answer", "what"),
     [

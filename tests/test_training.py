@@ -293,6 +293,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"steps": 10, "continuous": 10}, "continuous"),  # the codebooks would never be started
     ({"steps": 10, "continuous": 11}, "continuous"),
     ({"settle": -1}, "no other setting negative"),
+    ({"settle": 5, "part": "decoder"}, "codebooks never move"),
     ({"steps": 10, "continuous": 4, "settle": 6}, "lower `continuous` or `settle`"),
 ]
 

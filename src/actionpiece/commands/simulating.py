@@ -190,8 +190,8 @@ def rollout(
         size: of the pictures it is shown, in pixels; 0 for none.
         published: show LIBERO's pictures as published policies see them: 256 pixels, half a turn, resized to 224.
         video: keep a GIF of no episode, of failures, or of all.
-        workers: simulators side by side; two or three for each core, since a policy's folder is loaded once, and those
-            who wait for it are answered together.
+        workers: simulators side by side, about one for each core; more where the policy is a folder, which is loaded
+            once and answers those who wait together.
         seed: of the starts.
         against: the folder of another policy's rollout, for a paired test on the starts that both have.
         json: print the results as one JSON document and nothing else.

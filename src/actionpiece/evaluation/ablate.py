@@ -70,6 +70,10 @@ class _Cell:
     about: dict[str, Any]
 
     @property
+    def contender(self) -> Contender:
+        return Contender(self.row.label, self.row.kind, self.row.config)
+
+    @property
     def finished(self) -> bool:
         return (self.folder / CELL).is_file()
 
@@ -113,8 +117,8 @@ def ablate(
     for cell in cells:
         _check_same(cell)
     waiting = [cell for cell in cells if not cell.finished]
-    learned = [cell for cell in waiting if cell.row.kind == "actionpiece"]
-    groups = [[cell] for cell in waiting if cell.row.kind != "actionpiece"]
+    learned = [cell for cell in waiting if cell.contender.learned]
+    groups = [[cell] for cell in waiting if not cell.contender.learned]
     groups += [learned[i : i + together] for i in range(0, len(learned), together)]
     for number, group in enumerate(groups):
 
@@ -177,10 +181,9 @@ def _check_same(cell: _Cell) -> None:
 def _fit(
     group: list[_Cell], demos: Demos, training: Training, device: str, progress: Progress
 ) -> list[ActionTokenizer]:
-    contenders = [Contender(cell.row.label, cell.row.kind, cell.row.config) for cell in group]
-    if contenders[0].learned:
+    if group[0].contender.learned:
         return fit_together(
-            contenders,
+            [cell.contender for cell in group],
             [cell.seed for cell in group],
             demos,
             training,

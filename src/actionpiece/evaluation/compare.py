@@ -19,9 +19,8 @@ from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environ
 from actionpiece.files import write_json, writing
 from actionpiece.sim.make import simulator
 from actionpiece.tokenizers import ActionTokenizer, load
+from actionpiece.tokenizers.base import Progress
 from actionpiece.training.checkpoint import NAME as CHECKPOINT
-
-Progress = Callable[[float, str], None]  # fraction done, what is being done
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def compare(
 
 
 def _groups(contenders: Sequence[Contender], together: int) -> list[list[Contender]]:
-    """Who is fitted at a time: learned ones in groups, the others, which take moments, alone and before them."""
+    """Who is fitted at a time: learned ones in groups, the others alone and before them."""
     learned = [contender for contender in contenders if contender.learned]
     others = [[contender] for contender in contenders if not contender.learned]
     return others + [learned[first : first + together] for first in range(0, len(learned), together)]

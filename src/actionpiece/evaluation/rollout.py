@@ -131,6 +131,7 @@ def rollout(
         ("repeats", repeats, 1),
         ("execute", execute, 1),
         ("size", size, 0),
+        ("workers", workers, 1),
     ):
         if value < least:
             raise ActionPieceError(f"{name} must be at least {least}, not {value}")
@@ -156,7 +157,8 @@ def rollout(
 def asked_for(policy: str, workers: int) -> Iterator[str]:
     """What workers load to ask a policy. That of a folder is served to them by this process, until the block ends.
 
-    So its weights are in memory once, however many simulators there are, and those who wait are answered together.
+    So its weights are in memory once, however many simulators there are, and those who wait are answered together. With
+    whom rounds the last bits differently: in bfloat16 another run may see a token of two equals chosen otherwise.
     """
     if not Path(policy).is_dir():
         yield policy

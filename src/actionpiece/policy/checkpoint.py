@@ -32,8 +32,7 @@ def save_state(
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_json(aside / _STEP, metadata)
-            shutil.rmtree(folder / SHARDED, ignore_errors=True)
-            aside.rename(folder / SHARDED)
+            _put_in_place(folder)
     elif accelerator.is_main_process:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _state(model, optimizer).items()}
         with writing(folder / NAME) as aside:
@@ -52,10 +51,12 @@ def _sharded(accelerator: Any) -> bool:
     return str(accelerator.distributed_type).endswith("DEEPSPEED")
 
 
-def _shards(folder: Path) -> Path:
-    """The last whole checkpoint of DeepSpeed; one that was about to take its place, where a kill came in between."""
-    waiting = folder / f"{SHARDED}.part"
-    return waiting if not (folder / SHARDED).is_dir() and (waiting / _STEP).is_file() else folder / SHARDED
+def _put_in_place(folder: Path) -> None:
+    """A checkpoint of DeepSpeed that is whole takes the place of the last one; a kill may come in between."""
+    aside = folder / f"{SHARDED}.part"
+    if (aside / _STEP).is_file():  # written last
+        shutil.rmtree(folder / SHARDED, ignore_errors=True)
+        aside.rename(folder / SHARDED)
 
 
 @torch.no_grad()
@@ -63,7 +64,10 @@ def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer
     """Put model and optimiser back where they stood; the number of steps done. Another run's state is an error."""
     path = folder / NAME
     if _sharded(accelerator):
-        path = _shards(folder) / _STEP
+        if accelerator.is_main_process:
+            _put_in_place(folder)
+        accelerator.wait_for_everyone()
+        path = folder / SHARDED / _STEP
         if not path.is_file():
             raise ActionPieceError(f"there is no checkpoint in {folder} to go on from")
         step = _checked(read_json(path), about, path)

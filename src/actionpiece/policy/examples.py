@@ -21,8 +21,8 @@ from actionpiece.data.reader import Look
 from actionpiece.errors import ActionPieceError
 from actionpiece.policy.model import ActionPolicy, fitted
 
-# Bytes of decoded pictures that are kept, a quarter of the machine's memory; beyond, they are decoded when needed.
-_KEEP = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+# The part of the machine's memory for decoded pictures, of all processes; beyond, they are decoded when needed.
+_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PolicyExamples:
         self.ids: Any = policy.tokenizer.encode(lookings.chunks)  # (n, T), or a list where lengths differ
         self._pool = ThreadPoolExecutor(8)
         size = len(lookings) * len(policy.config.views) * self.side**2 * 3
-        self._kept = self._decode(range(len(lookings))) if size <= _KEEP else None
+        self._kept = self._decode(range(len(lookings))) if size <= _room() else None
 
     def __len__(self) -> int:
         return len(self.lookings)
@@ -98,8 +98,10 @@ class PolicyExamples:
 
     def _decode(self, index: Sequence[int]) -> Tensor:
         shots = [shot for number in index for shot in self.lookings.looks[number].pictures]
-        decoded = list(self._pool.map(lambda shot: decode_picture(shot, self.side), shots))
-        return torch.from_numpy(np.stack(decoded)).unflatten(0, (len(index), -1))  # type: ignore[no-any-return]
+        decoded = np.empty((len(shots), self.side, self.side, 3), np.uint8)
+        for place, picture in enumerate(self._pool.map(lambda shot: decode_picture(shot, self.side), shots)):
+            decoded[place] = picture
+        return torch.from_numpy(decoded).unflatten(0, (len(index), -1))  # type: ignore[no-any-return]
 
     def digest(self) -> str:
         """sha256 of prompts, commands and where the pictures are from."""
@@ -110,6 +112,12 @@ class PolicyExamples:
         """What `ActionPolicy.loss` takes, on the CPU."""
         targets = self.policy.targets([self.ids[n] for n in index] if isinstance(self.ids, list) else self.ids[index])
         return self.policy.training_inputs([self.prompts[n] for n in index], targets, self.pictures(index))
+
+
+def _room() -> int:
+    """Bytes that this process may keep."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(memory * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def decode_picture(data: bytes, side: int) -> np.ndarray:

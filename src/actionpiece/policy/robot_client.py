@@ -21,6 +21,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -137,6 +138,8 @@ class RobotClient:
         if int(version.split(".")[0]) >= 15:
             # A server that does not answer pings while it thinks is not dead; older releases send none.
             options["ping_interval"] = None
+            if urlsplit(self.uri).hostname in ("127.0.0.1", "::1", "localhost"):
+                options["proxy"] = None  # a proxy would look for the server on its own machine
         try:
             self._socket = self._line.enter_context(
                 connect(self.uri, compression=None, additional_headers=self._headers, **options)

@@ -117,14 +117,14 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         origin = f"other data: {source['name']}" + (" (generated)" if source["generated"] else "")
     if fitted.get("chunks") is not None:
         origin += f", {fitted['chunks']:,} chunks"
-    seconds = fitted.get("fit_seconds")
+    seconds, beside = fitted.get("fit_seconds"), fitted.get("side_by_side", 1)
     shown = (
         row["kind"],
         f"{row['vocab_size']:,}",
         settings,
         origin,
         row["normalizer"],
-        MISSING if seconds is None else f"{figure(seconds)} s",
+        MISSING if seconds is None else f"{figure(seconds)} s" + (f" ({beside} side by side)" if beside > 1 else ""),
         MISSING if row["seed"] is None else row["seed"],
         f"{row['outside_range']:,} values",
         row["fingerprint"][:12],

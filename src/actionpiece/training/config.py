@@ -34,7 +34,7 @@ class TrainConfig:
         part: what is trained: `all`, or the `decoder` alone, with encoder and codebooks as they started.
         companions: for every chunk drawn, this many of its physical neighbours in the training data join the batch.
         continuous: steps of plain autoencoding before the codebooks are started from the features and used.
-        settle: steps at the end in which codebooks stay as they are, for the network to learn what they have become.
+        settle: steps at the end in which codebooks, if there are any, stay as they are, for the network to catch up.
         start_chunks: training chunks whose features start the codebooks, by k-means.
         checkpoint_every: steps between checkpoints.
         validate_every: steps between looks at the validation chunks.
@@ -73,6 +73,8 @@ class TrainConfig:
             raise ActionPieceError(
                 f"{self.continuous} steps without codebooks leave none of {self.steps} with them; lower `continuous`"
             )
+        if self.settle and self.part == "decoder":
+            raise ActionPieceError("where the decoder alone is trained codebooks never move: leave out `settle`")
         if self.settle and self.continuous + self.settle >= self.steps:
             raise ActionPieceError(
                 f"of {self.steps} steps none is left in which codebooks follow; lower `continuous` or `settle`"
