@@ -67,7 +67,7 @@ def gather(options: Options) -> dict[str, Any]:
         row["paired_with_first"] = None if name == first else paired(lines, loops[first])
         rows.append(row)
     return {
-        "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=…' for name in loops)}",
+        "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=FOLDER' for name in loops)}",
         "first": first,
         "rollout": facts,
         "data": compared["data"],
@@ -85,10 +85,10 @@ def page(document: dict[str, Any]) -> str:
     lines = [
         "# One policy per tokenizer, closed loop",
         "",
-        f"Starts are the same for all (seed {shown['seed']}), and {shown['execute']} commands of a chunk are executed before"
-        " the policy looks again. MSE and PRC are of the tokenizer on"
-        f" {document['protocol']['split']} chunks of the same demonstrations. The last column is McNemar's test, exact, on"
-        " paired starts: those that only this one did, those that only the other did, and p.",
+        f"Starts are the same for all (seed {shown['seed']}), and {shown['execute']} commands of a chunk are executed"
+        " before the policy looks again. MSE and PRC are of the tokenizer on"
+        f" {document['protocol']['split']} chunks of the same demonstrations. The last column is McNemar's exact test"
+        " on paired starts: those that only this one did, those that only the other did, and p.",
         "",
         "| " + " | ".join(heads) + " |",
         "|---|" + "---:|" * (len(heads) - 1),
