@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,8 @@ def test_half_writes_what_it_keeps(tmp_path: Path) -> None:
     with torch.no_grad():
         tok.codec.analysis.weight.mul_(1 + 1e-5)  # no longer values of float16
     whole = tok.fingerprint()
+    tok.config = replace(tok.config, train=replace(tok.config.train, steps=7))
+    assert tok.fingerprint() == whole  # how it was trained is not what it does
     tok.save_pretrained(tmp_path / "half", half=True)
     assert tok.fingerprint() != whole
     again = actionpiece.load(tmp_path / "half")

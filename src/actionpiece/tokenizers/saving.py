@@ -107,8 +107,10 @@ class SavedFolder(nn.Module):
         return {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides what this tokenizer encodes and decodes."""
-        digest = hashlib.sha256(json.dumps(self._description(), sort_keys=True).encode())
+        """A hash of everything that decides what this tokenizer encodes and decodes; how it was trained does not."""
+        description = self._description()
+        config = {name: value for name, value in description["config"].items() if name != "train"}
+        digest = hashlib.sha256(json.dumps({**description, "config": config}, sort_keys=True).encode())
         digest.update(save(self._contiguous()))
         return digest.hexdigest()
 
