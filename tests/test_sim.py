@@ -55,10 +55,10 @@ def play(env: Environment, seed: int) -> tuple[np.ndarray, np.ndarray, bool]:
 
     env.reset(seed)
     commands, states = [], []
-    for command in demonstrate(env, np.random.default_rng(seed)):
+    for move in demonstrate(env, np.random.default_rng(seed)):
         states.append(env.state)
-        commands.append(command)
-        env.step(command)
+        commands.append(move.command)
+        env.step(move.command)
         if len(commands) >= env.task.max_steps:
             break
     return np.stack(commands), np.stack(states), env.success

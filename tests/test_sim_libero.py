@@ -216,9 +216,9 @@ def test_demonstrations_succeed_and_replay(name: str, seed: int, butter: Any) ->
     env = butter if name == butter.task.name else make(name)
     env.reset(seed)
     commands = []
-    for command in demonstrate(env, np.random.default_rng(seed)):
-        env.step(command)
-        commands.append(command)
+    for move in demonstrate(env, np.random.default_rng(seed)):
+        env.step(move.command)
+        commands.append(move.command)
     assert env.success
     assert len(commands) <= env.task.max_steps
     ended = env.raw.sim.get_state().flatten()

@@ -116,9 +116,36 @@ def test_mistakes_are_made_and_mended(lift: Environment) -> None:
     np.testing.assert_array_equal(plain.actions, same.actions)
     np.testing.assert_array_equal(astray.actions, again.actions)
     assert len(astray.actions) > len(plain.actions)
+    assert plain.astray == ()
+    assert 0 < len(astray.astray) < len(astray.actions)
     with pytest.raises(ActionPieceError, match="mistakes must lie between 0 and 1, not 2"):
         Settings(("lift",), 1, mistakes=2)
     assert "--mistakes 0.5" in Settings(("lift",), 1, mistakes=0.5).command()
+
+
+@pytest.mark.slow
+def test_no_look_shows_how_a_mistake_is_made(lift: Environment) -> None:
+    attempt = Attempt.of(3, "lift", 0)
+    done = perform(lift, attempt, size=32, every=3, horizon=5, mistakes=1.0)
+    assert done is not None
+    looks = range(0, len(done.actions), 3)
+    good = tuple(look for look in looks if not set(range(look, look + 5)) & set(done.astray))
+    assert 0 < len(good) < len(looks)
+    assert done.shown == good
+    everything = perform(lift, attempt, size=32, every=3, horizon=1, mistakes=1.0)
+    assert everything is not None
+    for camera, shots in done.pictures.items():  # those that are left are still where they belong
+        at = dict(zip(everything.shown, everything.pictures[camera], strict=True))
+        assert shots == [at[look] for look in good]
+
+
+def test_settings_name_what_pictures_depend_on() -> None:
+    assert Settings(("lift",), 1).decisive() == {"tasks": ["lift"], "episodes": 1, "seed": 0, "images": "none"}
+    assert "--horizon 8" in Settings(("lift",), 1, images="chunks").command()
+    assert "--every" not in Settings(("lift",), 1, images="chunks").command()
+    assert "--every 2" in Settings(("lift",), 1, images="chunks", every=2).command()
+    assert "--horizon" not in Settings(("lift",), 1, images="all", every=2).command()
+    assert "--horizon 8 --mistakes 0.5" in Settings(("lift",), 1, images="all", mistakes=0.5).command()
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ def fit(configs: Sequence[Any], *, captured: bool) -> list[tuple[dict[str, torch
     examples = Examples(x, x[:200], distance, normalizer, "cuda")
     shared = {"space": SPACE, "normalizer": normalizer, "distance": distance, "horizon": CHUNKS.shape[1]}
     tokenizers: list[Any] = [classes[type(config)](config, **shared) for config in configs]
-    runs = [t._run(examples.chunks, seed, None, resume=False) for seed, t in enumerate(tokenizers)]
+    # On the CPU: a GPU adds in any order, and the quantiser that `best` starts from would be another one each time.
+    runs = [t._run(x, seed, None, resume=False) for seed, t in enumerate(tokenizers)]
     starts = [flat(t.codec) for t in tokenizers]
     train([_with_codebooks(run) for run in runs], examples, captured=captured)
     return [(t.codec.state_dict(), flat(t.codec) - start) for t, start in zip(tokenizers, starts, strict=True)]

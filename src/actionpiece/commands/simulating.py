@@ -22,6 +22,7 @@ def record(
     images: Literal["none", "chunks", "all"] = "none",
     size: int = 128,
     horizon: int = 8,
+    every: int = 0,
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> None:
@@ -39,9 +40,10 @@ def record(
         images: pictures of the agent and the wrist camera: none, at chunk starts (every HORIZON steps, which is where a
             policy looks), or at all steps.
         size: of the pictures, in pixels.
-        horizon: steps of an action chunk, for `--images chunks`.
+        horizon: steps of an action chunk.
+        every: steps between pictures, for `--images chunks`; 0: the horizon. Nearer ones show a policy more.
         mistakes: share of the delicate movements (from 0 to 1) that first go to a wrong place and are mended, so that a
-            policy learns what to do about its own mistakes.
+            policy learns what to do about its own mistakes. Moments before a mistake get no pictures: nobody learns it.
         seed: of the starts and of how the demonstrators go about it.
     """
     from actionpiece.sim.make import expand
@@ -61,6 +63,7 @@ def record(
             images=images,
             size=size,
             horizon=horizon,
+            every=every,
             mistakes=mistakes,
             progress=lambda good, total, what: show(good, what),
         )

@@ -47,12 +47,14 @@ class Attempt:
 class Demonstration:
     """T steps: actions (T, 7) and the states (T, 8) before them, float32; the instruction that was given.
 
-    shown: the steps that have pictures; pictures: those of each camera, as PNG, in that order.
+    astray: the steps of mistakes. shown: the steps that have pictures; pictures: those of each camera, as PNG, in that
+    order.
     """
 
     actions: np.ndarray
     states: np.ndarray
     instruction: str
+    astray: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
     pictures: dict[str, list[bytes]] = field(default_factory=dict)
 
@@ -62,6 +64,7 @@ class Demonstration:
             "actions": self.actions,
             "states": self.states,
             "instruction": np.array(self.instruction),
+            "astray": np.array(self.astray, np.int64),
             "shown": np.array(self.shown, np.int64),
         }
         for camera, shots in self.pictures.items():
@@ -85,6 +88,7 @@ class Demonstration:
                 arrays["actions"],
                 arrays["states"],
                 str(arrays["instruction"]),
+                tuple(arrays["astray"].tolist()),
                 tuple(arrays["shown"].tolist()),
                 pictures,
             )
@@ -93,12 +97,13 @@ class Demonstration:
 
 
 def perform(
-    env: Environment, attempt: Attempt, *, size: int = 0, every: int = 1, mistakes: float = 0.0
+    env: Environment, attempt: Attempt, *, size: int = 0, every: int = 1, horizon: int = 8, mistakes: float = 0.0
 ) -> Demonstration | None:
     """Let the demonstrator try; None if the task is not done when its plan has ended, or its steps are used up.
 
     size: of the pictures in pixels, 0 for none. every: steps between pictures, beginning with the first step.
-    mistakes: see `demonstrator.demonstrate`.
+    mistakes: see `demonstrator.demonstrate`. A look that one of them follows within `horizon` steps keeps no picture:
+    a policy that learns chunks of so many steps then learns how mistakes are mended, and not how they are made.
     """
     env.reset(attempt.seed)
     phrasings = env.task.instructions
@@ -106,19 +111,30 @@ def perform(
     actions: list[np.ndarray] = []
     states: list[np.ndarray] = []
     pictures: dict[str, list[bytes]] = {camera: [] for camera in CAMERAS} if size else {}
-    for command in demonstrate(env, np.random.default_rng(attempt.seed), mistakes):
+    astray: list[int] = []
+    for move in demonstrate(env, np.random.default_rng(attempt.seed), mistakes):
         if len(actions) % every == 0:
             for camera, shots in pictures.items():
                 shots.append(png(env.picture(camera, size)))
         states.append(env.state)
-        actions.append(command)
-        env.step(command)
+        if move.astray:
+            astray.append(len(actions))
+        actions.append(move.command)
+        env.step(move.command)
         if len(actions) >= env.task.max_steps:
             break
     if not env.success:
         return None
-    shown = tuple(range(0, len(actions), every)) if size else ()
-    return Demonstration(np.stack(actions), np.stack(states), instruction, shown, pictures)
+    looks = range(0, len(actions), every) if size else range(0)
+    good = [number for number, look in enumerate(looks) if not any(look <= step < look + horizon for step in astray)]
+    return Demonstration(
+        np.stack(actions),
+        np.stack(states),
+        instruction,
+        tuple(astray),
+        tuple(looks[number] for number in good),
+        {camera: [shots[number] for number in good] for camera, shots in pictures.items()},
+    )
 
 
 def png(picture: np.ndarray) -> bytes:

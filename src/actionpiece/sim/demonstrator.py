@@ -13,6 +13,7 @@ from actionpiece.sim.motion import (
     CLOSED,
     OPEN,
     UP,
+    Move,
     Phase,
     Plan,
     Pose,
@@ -31,8 +32,8 @@ from actionpiece.sim.motion import (
 _WRIST = 2.6  # radians that the Panda's last joint is asked to turn at most; it stops at 2.9
 
 
-def demonstrate(env: Environment, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[np.ndarray]:
-    """The commands (7,) of one demonstration; the caller executes each before asking for the next.
+def demonstrate(env: Environment, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[Move]:
+    """The moves of one demonstration; the caller executes each before asking for the next.
 
     mistakes: the share of the delicate movements that first go astray and are mended.
     """

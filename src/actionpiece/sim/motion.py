@@ -62,13 +62,22 @@ class Phase:
     hold: int = 0
     calm: float = 1.0
     speed: float = 1.0
+    astray: bool = False  # it is a mistake
+
+
+@dataclass(frozen=True)
+class Move:
+    """A command (7,), and whether it belongs to a mistake, which nobody should learn to make."""
+
+    command: np.ndarray
+    astray: bool
 
 
 Plan = Callable[[Environment, Style, np.random.Generator], Iterable[Phase]]
 
 
-def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[np.ndarray]:
-    """The commands (7,) of one demonstration; the caller executes each before asking for the next.
+def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[Move]:
+    """The moves of one demonstration; the caller executes each before asking for the next.
 
     mistakes: the share of the delicate phases that first go to a wrong place.
     """
@@ -90,7 +99,7 @@ def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: flo
             linear = _limited(style.gain * move / _METRES, fastest)
             angular = _limited(style.gain * turn / _RADIANS, fastest)
             command = np.concatenate((linear, angular)) + phase.calm * noise * np.repeat((1.0, 0.3), 3)
-            yield np.clip(np.append(command, phase.grip), -1, 1).astype(np.float32)
+            yield Move(np.clip(np.append(command, phase.grip), -1, 1).astype(np.float32), phase.astray)
 
 
 def _with_mistakes(
@@ -114,11 +123,11 @@ def _mistake(env: Environment, phase: Phase, style: Style, rng: np.random.Genera
 
         return goal
 
-    yield replace(phase, goal=beside(), close=0.012, turned=0.15, most=30, hold=0)
+    yield replace(phase, goal=beside(), close=0.012, turned=0.15, most=30, hold=0, astray=True)
     if phase.grip == OPEN and rng.random() < 0.5:
-        yield stay(env, CLOSED, style.patience)
+        yield replace(stay(env, CLOSED, style.patience), astray=True)
         if rng.random() < 0.5:
-            yield replace(raise_hand(env, rng.uniform(0.04, 0.1), CLOSED), most=30)
+            yield replace(raise_hand(env, rng.uniform(0.04, 0.1), CLOSED), most=30, astray=True)
         yield Phase(beside(rng.uniform(0.03, 0.06)), OPEN, close=0.02, turned=0.15, most=30)
 
 

@@ -42,9 +42,10 @@ _HOPELESS = 30  # attempts after which a success rate below a tenth means that s
 class Settings:
     """What decides a recording, to the byte.
 
-    tasks: in this order. episodes: per task. seed: of the starts and the demonstrators. images: none, at chunk starts
-    (steps 0, horizon, 2 horizon, ...; the other rows are null), or at all steps. size: of the pictures, in pixels.
-    mistakes: the share of the delicate movements that first go astray and are mended.
+    tasks: in this order. episodes: per task. seed: of the starts and the demonstrators. images: none, every so many
+    steps (the other rows are null), or at all steps. size: of the pictures, in pixels. horizon: steps of an action
+    chunk. every: steps between pictures; 0: the horizon. mistakes: the share of the delicate movements that first go
+    astray and are mended; looks that a mistake follows within the horizon have no pictures.
     """
 
     tasks: tuple[str, ...]
@@ -53,6 +54,7 @@ class Settings:
     images: Images = "none"
     size: int = 128
     horizon: int = 8
+    every: int = 0
     mistakes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class Settings:
             task(name)  # an error that lists what there is
         if len(set(self.tasks)) != len(self.tasks):
             raise ActionPieceError(f"a task is named twice in {', '.join(self.tasks)}")
-        for name, least in (("episodes", 1), ("seed", 0), ("horizon", 1), ("size", 16)):
+        for name, least in (("episodes", 1), ("seed", 0), ("horizon", 1), ("every", 0), ("size", 16)):
             if getattr(self, name) < least:
                 raise ActionPieceError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.mistakes <= 1:
@@ -73,9 +75,14 @@ class Settings:
     def decisive(self) -> dict[str, Any]:
         """The settings that the result depends on."""
         values = dataclasses.asdict(self) | {"tasks": list(self.tasks)}
-        unused = {"none": ("size", "horizon"), "all": ("horizon",), "chunks": ()}[self.images]
-        unused += () if self.mistakes else ("mistakes",)
-        return {name: value for name, value in values.items() if name not in unused}
+        pictures = self.images != "none"
+        unused = {
+            "size": not pictures,
+            "horizon": self.images != "chunks" and not (pictures and self.mistakes),
+            "every": self.images != "chunks" or not self.every,
+            "mistakes": not self.mistakes,
+        }
+        return {name: value for name, value in values.items() if not unused.get(name)}
 
     def command(self) -> str:
         """The command that makes this recording again."""
@@ -115,6 +122,7 @@ def record(
     images: Images = "none",
     size: int = 128,
     horizon: int = 8,
+    every: int = 0,
     mistakes: float = 0.0,
     progress: Progress | None = None,
 ) -> Recording:
@@ -123,7 +131,8 @@ def record(
     Run it again with the same settings to go on after an interrupt. progress: is told the episodes done, all that are
     wanted, and a few words. Processes are spawned, so a script that calls this needs `if __name__ == "__main__":`.
     """
-    settings = Settings(tuple(task(name).name for name in tasks), episodes, seed, images, size, horizon, mistakes)
+    names = tuple(task(name).name for name in tasks)
+    settings = Settings(names, episodes, seed, images, size, horizon, every, mistakes)
     if workers < 1:
         raise ActionPieceError(f"workers must be at least 1, not {workers}")
     out = Path(out).resolve()
@@ -134,7 +143,8 @@ def record(
         return found
     backend = choose_backend().name if images != "none" else ""
     with _staging(staging, settings, backend):
-        job = Job(staging, 0 if images == "none" else size, horizon if images == "chunks" else 1, mistakes)
+        spacing = (every or horizon) if images == "chunks" else 1
+        job = Job(staging, 0 if images == "none" else size, spacing, horizon, mistakes)
         ledger = _Ledger(settings, staging, progress or (lambda done, total, what: None))
         supervise(workers, job, ledger.next, ledger.finished)
         ledger.say("putting the data set together")

@@ -29,6 +29,7 @@ class Job:
     folder: Path
     size: int = 0
     every: int = 1
+    horizon: int = 8
     mistakes: float = 0.0
 
 
@@ -126,7 +127,9 @@ def _work(connection: Connection, job: Job) -> None:
                 if env is not None:
                     env.close()  # one at a time: each holds some 100 MB, and tasks come one after the other
                 env = make(attempt.task, cameras=job.size)
-            done = perform(env, attempt, size=job.size, every=job.every, mistakes=job.mistakes)
+            done = perform(
+                env, attempt, size=job.size, every=job.every, horizon=job.horizon, mistakes=job.mistakes
+            )
             if done is None:
                 attempt.discarded(job.folder).touch()
             else:
