@@ -127,9 +127,7 @@ def _work(connection: Connection, job: Job) -> None:
                 if env is not None:
                     env.close()  # one at a time: each holds some 100 MB, and tasks come one after the other
                 env = make(attempt.task, cameras=job.size)
-            done = perform(
-                env, attempt, size=job.size, every=job.every, horizon=job.horizon, mistakes=job.mistakes
-            )
+            done = perform(env, attempt, size=job.size, every=job.every, horizon=job.horizon, mistakes=job.mistakes)
             if done is None:
                 attempt.discarded(job.folder).touch()
             else:
