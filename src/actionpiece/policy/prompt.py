@@ -96,18 +96,16 @@ class Prompter:
 
     def batch(self, prompts: Sequence[Sequence[int]], pictures: Tensor, *, pad: Literal["left", "right"]) -> Batch:
         """Prompts side by side, padded to a multiple of 32 columns, so that there are few shapes."""
-        longest = max(len(ids) for ids in prompts)
+        lengths = np.array([len(ids) for ids in prompts])
+        longest = int(lengths.max())
         length = -(-longest // COLUMNS) * COLUMNS
-        ids = torch.full((len(prompts), length), self.pad)
-        mask = torch.zeros(len(prompts), length, dtype=torch.bool)
-        positions = torch.zeros(3, len(prompts), length, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            first = length - len(prompt) if pad == "left" else 0
-            place = slice(first, first + len(prompt))
-            ids[row, place] = torch.tensor(prompt)
-            mask[row, place] = True
-            positions[:, row, place] = torch.from_numpy(self.positions(len(prompt)))
-        return Batch(ids, mask, positions, pictures)
+        first = length - lengths if pad == "left" else np.zeros_like(lengths)
+        place = np.arange(length) - first[:, None]  # in the prompt, (B, L)
+        mask = (0 <= place) & (place < lengths[:, None])
+        ids = np.full(mask.shape, self.pad, np.int64)
+        ids[mask] = np.concatenate(prompts)
+        positions = np.where(mask, self.positions(longest)[:, place.clip(0, longest - 1)], 0)
+        return Batch(*map(torch.from_numpy, (ids, mask, positions)), pictures)
 
 
 def learning_inputs(
