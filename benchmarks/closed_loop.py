@@ -54,11 +54,15 @@ def gather(options: Options) -> dict[str, Any]:
         loops[name] = list(Journal(Path(folder) / "episodes.jsonl").lines.values())
         check_no_errors(loops[name])
         settings = read_json(Path(folder) / "settings.json")
-        same = {key: settings[key] for key in ("execute", "size", "seed")}
+        same = {key: settings[key] for key in ("execute", "size", "published", "seed")}
         if facts and facts != same:
             raise ActionPieceError(f"{folder} was rolled out with {same}, others with {facts}")
         facts = same
     first = next(iter(loops))
+    starts = {name: {line["key"] for line in lines} for name, lines in loops.items()}
+    for name in loops:
+        if starts[name] != starts[first]:
+            raise ActionPieceError(f"{name} and {first} have not finished the same starts; go on with both rollouts")
     rows = []
     for name, lines in loops.items():
         score, done = scores[name], summary(lines)

@@ -122,6 +122,16 @@ def test_the_fingerprint_sees_the_data_and_the_card(tmp_path):
     assert len({first, second, open_demos(tmp_path / "a.npz").fingerprint()}) == 3
 
 
+def test_the_fingerprint_sees_what_was_asked_for_beyond_the_card(tmp_path):
+    write(tmp_path / "a.npz", card={"space": "libero"})
+    plain, same, idle, joints, named = (
+        open_demos(tmp_path / "a.npz", **asked).fingerprint()
+        for asked in ({}, {"space": "libero"}, {"drop_idle": 0.05}, {"space": "joints:7"}, {"action_key": "actions"})
+    )
+    assert plain == same
+    assert len({plain, idle, joints, named}) == 4
+
+
 def test_describe_is_plain_json_without_machine_paths(tmp_path):
     card = {"space": "libero", "clip": [1, 1, 1, 1, 1, 1, None], "split": {"seed": 5, "test": 1, "validation": 1}}
     write(tmp_path / "a.npz", card=card)

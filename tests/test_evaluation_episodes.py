@@ -87,6 +87,17 @@ def test_a_process_that_dies_is_the_error_of_its_own_episode_and_the_others_go_o
     assert len(path.read_text().splitlines()) == 5
 
 
+def test_a_process_that_dies_while_a_line_is_written_costs_no_other_episode(tmp_path: Path) -> None:
+    class Slow(Journal):
+        def add(self, line: dict[str, Any]) -> None:
+            time.sleep(1.0)  # meanwhile the other process dies
+            super().add(line)
+
+    jobs = [Count(1), Count(2, "die"), Count(3), Count(4)]
+    lines = run_episodes(jobs, square, journal=Slow(tmp_path / "episodes.jsonl"), workers=2)
+    assert [line.get("square") for line in lines] == [1, None, 9, 16]
+
+
 def test_a_killed_run_leaves_no_process_behind_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     code = (

@@ -189,6 +189,21 @@ def test_starts_of_a_task_differ_and_depend_on_the_seed() -> None:
     assert max(seeds) < 2**32  # what numpy takes
 
 
+def test_libero_has_no_more_starts_than_it_has(policies: Path, tmp_path: Path) -> None:
+    with pytest.raises(ActionPieceError, match="LIBERO's tasks have 50 starts, not 51; `repeats` runs a policy again"):
+        rollout(f"{policies}:Reach", ["libero_object/0"], tmp_path / "out", episodes=51)
+
+
+def test_a_policy_that_was_trained_anew_is_loaded_anew(tmp_path: Path) -> None:
+    from policies import policy
+
+    policy(loud=2.0).save(tmp_path / "policy")
+    first = load_policy(str(tmp_path / "policy"))
+    assert load_policy(str(tmp_path / "policy")) is first
+    policy(loud=1.0).save(tmp_path / "policy")
+    assert load_policy(str(tmp_path / "policy")) is not first
+
+
 @pytest.mark.slow
 def test_a_policys_folder_is_loaded_once_and_answers_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_a_look_goes_with_the_chunk_that_follows_it(data: Path) -> None:
     np.testing.assert_array_equal(seen.chunks[2, 4:], np.repeat(demos.episode(0)[11:], 4, 0))  # the end is repeated
     assert len(seen.looks[0].state) == 8
     assert seen.side() == SIDE
+
+
+def test_looks_that_mistakes_may_follow_are_refused(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "demos")
+    card = tmp_path / "demos" / "actionpiece.json"
+    facts = json.loads(card.read_text())
+    card.write_text(json.dumps(facts | {"ahead": 8}))
+    assert len(lookings(tmp_path / "demos")) == len(lookings(data))
+    card.write_text(json.dumps(facts | {"ahead": 4}))
+    with pytest.raises(ActionPieceError, match="demos was recorded for chunks of at most 4 steps, not 8"):
+        lookings(tmp_path / "demos")
+    card.write_text(json.dumps(facts | {"ahead": 0}))
+    with pytest.raises(ActionPieceError, match="ahead must be a whole number of steps, at least 1, not 0"):
+        lookings(tmp_path / "demos")
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -143,6 +158,8 @@ def test_an_interrupted_run_ends_like_one_that_was_not(data: Path, tmp_path: Pat
     blocks = policy(block=2)
     with pytest.raises(ActionPieceError, match="another run: policy differ"):
         train_policy(blocks, material(blocks, data), SHORT, folder=tmp_path / "run", resume=True)
+    with pytest.raises(ActionPieceError, match="another run: precision differ"):
+        train_policy(other, material(other, data), SHORT, folder=tmp_path / "run", resume=True, precision="float32")
     with pytest.raises(ActionPieceError, match="no checkpoint"):
         train_policy(other, material(other, data), SHORT, folder=tmp_path / "none", resume=True)
 

@@ -145,6 +145,7 @@ def test_settings_name_what_pictures_depend_on() -> None:
     assert "--every" not in Settings(("lift",), 1, images="chunks").command()
     assert "--every 2" in Settings(("lift",), 1, images="chunks", every=2).command()
     assert "--horizon" not in Settings(("lift",), 1, images="all", every=2).command()
+    assert "--horizon" not in Settings(("lift",), 1, images="chunks", every=2).command()
     assert "--horizon 8 --mistakes 0.5" in Settings(("lift",), 1, images="all", mistakes=0.5).command()
 
 
@@ -308,10 +309,13 @@ def test_a_worker_that_dies_is_no_failed_attempt(tmp_path: Path) -> None:
 
 def test_demonstrations_are_kept_with_their_pictures(tmp_path: Path) -> None:
     actions, states = np.zeros((3, 7), np.float32), np.ones((3, 8), np.float32)
-    kept = Demonstration(actions, states, "lift it", (0, 2), {"agent": [b"ab", b"c"], "wrist": [b"", b"def"]})
+    kept = Demonstration(actions, states, "lift it", (1,), (0, 2), {"agent": [b"ab", b"c"], "wrist": [b"", b"def"]})
     kept.save(tmp_path / "a.npz")
     back = Demonstration.load(tmp_path / "a.npz")
-    assert (back.instruction, back.shown, back.pictures) == (kept.instruction, kept.shown, kept.pictures)
+    assert (back.instruction, back.astray, back.shown) == (kept.instruction, kept.astray, kept.shown)
+    assert back.pictures == kept.pictures
+    Demonstration(actions, states, "lift it", (), (), {"agent": []}).save(tmp_path / "blind.npz")
+    assert Demonstration.load(tmp_path / "blind.npz").pictures == {"agent": []}
     np.testing.assert_array_equal(back.states, states)
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:90])
     with pytest.raises(ActionPieceError, match=r"a\.npz is damaged .* remove it and record again"):

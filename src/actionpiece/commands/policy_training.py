@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,11 +80,14 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
                 policy = ActionPolicy.untrained(vlm, tokenizer=actions, corpus=corpus, config=settings, seed=seed)
             else:
                 policy = ActionPolicy.from_vlm(vlm, tokenizer=actions, config=settings, seed=seed)
+            # There are many chunks to encode. Each process has its GPU, which accelerate chooses only later.
+            actions.to(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device)
             material = Material(
                 PolicyExamples(lookings.among(split.train), policy),
                 PolicyExamples(lookings.among(split.validation), policy),
                 Questions(asked, policy) if asked is not None else None,
             )
+            actions.cpu()
             train_policy(
                 policy,
                 material,

@@ -25,6 +25,7 @@ class Card:
     clip: a bound per column, applied at +- the bound; infinite (null in JSON) where a column is left alone.
     split: the published split, or None for the default one.
     rate: control rate in Hz.
+    ahead: steps after a look with pictures that are fit to be learned, None for all; what comes later may be a mistake.
     licence, note: for people.
     """
 
@@ -34,12 +35,13 @@ class Card:
     clip: tuple[float, ...] | None = None
     split: SplitRule | None = None
     rate: float | None = None
+    ahead: int | None = None
     licence: str = ""
     note: str = ""
 
 
 # Keys that change numbers: a misspelled one must not pass for an unknown one, which would be ignored.
-_DECISIVE = ("space", "keep", "clip", "split", "rate")
+_DECISIVE = ("space", "keep", "clip", "split", "rate", "ahead")
 
 
 def read_card(path: Path) -> Card:
@@ -61,6 +63,7 @@ def read_card(path: Path) -> Card:
             clip=_clip(value.get("clip")),
             split=_split(value.get("split")),
             rate=_positive(value.get("rate")),
+            ahead=_steps(value.get("ahead")),
             licence=_text(value.get("licence", value.get("license"))),
             note=_text(value.get("note")),
         )
@@ -90,6 +93,12 @@ def _positive(value: Any) -> float | None:
     if not _number(value) or value <= 0:
         raise _Unfit(f"rate must be a positive number of Hz, not {value!r}")
     return float(value)
+
+
+def _steps(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise _Unfit(f"ahead must be a whole number of steps, at least 1, not {value!r}")
+    return value
 
 
 def _clip(value: Any) -> tuple[float, ...] | None:

@@ -104,7 +104,8 @@ class Demos:
     """Demonstrations, opened by `open_demos`: a list of episodes that are read when asked for.
 
     name: short, for reports. dim: columns of an action. members: the files and LeRobot folders, with their cards.
-    drop_idle: the threshold below which steps count as idle and are left out, or None.
+    drop_idle: the threshold below which steps count as idle and are left out, or None. action_key: the column that was
+    asked for, or None for the usual one.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Demos:
         members: Sequence[Member],
         space: ActionSpace | None = None,
         drop_idle: float | None = None,
+        action_key: str | None = None,
     ) -> None:
         self.name = name
         self.drop_idle = drop_idle
@@ -120,6 +122,12 @@ class Demos:
         self.members = tuple(members)
         self._ends = np.cumsum([len(member.episodes) for member in members])
         self._space, self._without_space = _common_space(members, space)
+        # What was asked for beyond the cards makes other chunks of the same files.
+        self._asked = [f"idle {drop_idle:g}"] if drop_idle is not None else []
+        if action_key is not None:
+            self._asked.append(f"column {action_key}")
+        if space is not None and any(not _alike(space, member.card.space) for member in members):
+            self._asked.append(f"space {space.groups} {space.rate}")
         self._lengths: Indices | None = None
         self._fingerprint: str | None = None
         if drop_idle is not None:
@@ -242,9 +250,11 @@ class Demos:
         return any(member.reader.generated for member in self.members)
 
     def fingerprint(self) -> str:
-        """sha256 over the files that hold actions and over their cards; videos are not looked at."""
+        """sha256 over the files that hold actions, over their cards, and over what was asked for beyond the cards (a
+        space, a column, no idle steps); videos are not looked at.
+        """
         if self._fingerprint is None:
-            parts = [member.digest() for member in self.members]
+            parts = [*(member.digest() for member in self.members), *self._asked]
             self._fingerprint = parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
         return self._fingerprint
 
@@ -301,6 +311,11 @@ class Demos:
         }
 
 
+def _alike(one: ActionSpace, other: ActionSpace | None) -> bool:
+    """Whether they mean the same commands."""
+    return other is not None and (one.groups, one.rate) == (other.groups, other.rate)
+
+
 def _common_space(members: Sequence[Member], given: ActionSpace | None) -> tuple[ActionSpace | None, str]:
     """The space all members share, and the first of them that has none; two that differ are an error."""
     first, known, without = members[0], None, ""
@@ -320,7 +335,7 @@ def _common_space(members: Sequence[Member], given: ActionSpace | None) -> tuple
                 f" but the action space '{space.name}' has {space.dim}"
             )
         # Names and notes may differ: robosuite and libero mean the same commands.
-        if known is not None and (space.groups, space.rate) != (known[1].groups, known[1].rate):
+        if known is not None and not _alike(space, known[1]):
             raise ActionPieceError(
                 f"{known[0].where} is in the action space '{known[1].name}' and {member.where} in '{space.name}';"
                 " they cannot be used together"

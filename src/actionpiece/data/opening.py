@@ -55,7 +55,7 @@ def open_demos(
         raise ActionPieceError(f"{next(w for w in where if where.count(w) > 1)} was named twice")
     resolved = ActionSpace.resolve(space) if isinstance(space, str) else space
     names = [str(text) if str(text) in (GENERATED, RECORDED) else _short(Path(text)) for text in paths]
-    return Demos("+".join(dict.fromkeys(names)), members, resolved, drop_idle)
+    return Demos("+".join(dict.fromkeys(names)), members, resolved, drop_idle, action_key)
 
 
 def _generated() -> Member:

@@ -157,8 +157,8 @@ def _pool(
         try:
             while jobs or under_way:
                 while jobs and len(under_way) < workers:
-                    job = jobs.popleft()
-                    under_way[pool.submit(_guarded, work, job)] = job
+                    under_way[pool.submit(_guarded, work, jobs[0])] = jobs[0]
+                    jobs.popleft()  # only now: submitting fails where a process has died meanwhile
                 done, _ = wait(under_way, return_when=FIRST_COMPLETED)
                 for future in done:
                     result = future.result()

@@ -73,11 +73,21 @@ class Rollout:
         return {"task": self.task, "category": category, "seed": self.seed, "repeat": self.repeat}
 
 
-@functools.cache
 def load_policy(text: str) -> Policy:
     """A policy from the folder of a trained one, or from `package.module:maker` or `path/to/file.py:maker`, where
     maker() makes one; once per process. Or a server that speaks openpi's protocol, by its address: ws://host:port.
     """
+    return _load(text, weights_of(text))
+
+
+def weights_of(policy: str) -> str | None:
+    """The hash of a policy folder's weights: one that was trained anew is another one, by whatever name."""
+    facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else None
+    return str(facts["weights"]) if isinstance(facts, dict) and "weights" in facts else None
+
+
+@functools.cache
+def _load(text: str, weights: str | None) -> Policy:
     if text.startswith(("ws://", "wss://")):
         from actionpiece.policy.client import RemotePolicy
 
@@ -136,12 +146,16 @@ def rollout(
         if value < least:
             raise ActionPieceError(f"{name} must be at least {least}, not {value}")
     names = [find(task).name for task in tasks]
+    if episodes > PROTOCOL.trials and any(map(is_libero, names)):
+        raise ActionPieceError(
+            f"LIBERO's tasks have {PROTOCOL.trials} starts, not {episodes}; `repeats` runs a policy again from each"
+        )
     if published and not all(map(is_libero, names)):
         raise ActionPieceError("pictures as published are LIBERO's; robosuite's own tasks have none")
     load_policy(policy)  # a mistake in its name is better known now
     settings = {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed}
-    if Path(policy).is_dir():  # a policy that was trained anew is another one, though its folder has the same name
-        settings["weights"] = read_json(Path(policy) / "policy.json").get("weights")
+    if Path(policy).is_dir():
+        settings["weights"] = weights_of(policy)
     claim(out, settings)
     with asked_for(policy, workers) as name:
         jobs = [

@@ -44,6 +44,12 @@ class Lookings:
         looks = list(demos.looks(cameras))
         if not looks:
             raise ActionPieceError(f"{demos.name} has no step with pictures of {', '.join(cameras)}")
+        for member in demos.members:
+            if member.card.ahead is not None and member.card.ahead < horizon:
+                raise ActionPieceError(
+                    f"{member.label} was recorded for chunks of at most {member.card.ahead} steps, not {horizon}: what"
+                    f" comes later may be a mistake; record with --horizon {horizon}"
+                )
         tasks, episodes = demos.tasks, {look.episode for look in looks}
         actions = {episode: demos.episode(episode) for episode in episodes}
         chunks = np.stack([_following(actions[look.episode], look.step, horizon) for look in looks])
@@ -82,8 +88,12 @@ class PolicyExamples:
         if not len(lookings):
             raise ActionPieceError("there are episodes of a split, held-out ones perhaps, without any picture")
         self.lookings, self.policy, self.side = lookings, policy, policy.config.side
-        looks = zip(lookings.looks, lookings.instructions, strict=True)
-        self.prompts = [policy.prompt(text, look.state if policy.config.state else None) for look, text in looks]
+        if policy.config.state:
+            looks = zip(lookings.looks, lookings.instructions, strict=True)
+            self.prompts = [policy.prompt(text, look.state) for look, text in looks]
+        else:
+            written = {text: policy.prompt(text, None) for text in set(lookings.instructions)}
+            self.prompts = [written[text] for text in lookings.instructions]
         self.ids: Any = policy.tokenizer.encode(lookings.chunks)  # (n, T), or a list where lengths differ
         self._pool = ThreadPoolExecutor(8)
         size = len(lookings) * len(policy.config.views) * self.side**2 * 3

@@ -101,7 +101,7 @@ class Prompter:
         length = -(-longest // COLUMNS) * COLUMNS
         first = length - lengths if pad == "left" else np.zeros_like(lengths)
         place = np.arange(length) - first[:, None]  # in the prompt, (B, L)
-        mask = (0 <= place) & (place < lengths[:, None])
+        mask = (place >= 0) & (place < lengths[:, None])
         ids = np.full(mask.shape, self.pad, np.int64)
         ids[mask] = np.concatenate(prompts)
         positions = np.where(mask, self.positions(longest)[:, place.clip(0, longest - 1)], 0)

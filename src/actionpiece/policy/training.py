@@ -82,7 +82,7 @@ def train_policy(
     for name, buffer in policy.vlm.named_buffers():
         buffer.data = buffers[name].to(buffer.device)
     run = _Run(policy, learner, optimizer, accelerator, material, config, seed)
-    about = _about(policy, material, config, seed)
+    about = _about(policy, material, config, seed, precision)
     done = 0
     if resume:
         if folder is None:
@@ -149,7 +149,9 @@ def _accelerator(device: str, precision: Precision, deepspeed: bool, config: Pol
     return accelerator
 
 
-def _about(policy: ActionPolicy, material: Material, config: PolicyTrainConfig, seed: int) -> dict[str, Any]:
+def _about(
+    policy: ActionPolicy, material: Material, config: PolicyTrainConfig, seed: int, precision: Precision
+) -> dict[str, Any]:
     """Everything that decides how a training goes: a checkpoint is of one run, and of no other."""
     model = policy.vlm.config.to_dict()
     digests = {"train": material.train.digest(), "validation": material.validation.digest()}
@@ -158,6 +160,7 @@ def _about(policy: ActionPolicy, material: Material, config: PolicyTrainConfig, 
     return {
         "config": dataclasses.asdict(config),
         "seed": seed,
+        "precision": precision,
         "policy": dataclasses.asdict(policy.config),
         "vocabulary": dataclasses.asdict(policy.vocabulary),
         "model": {part: model[part] for part in ("text_config", "vision_config")},

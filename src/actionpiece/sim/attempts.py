@@ -83,7 +83,7 @@ class Demonstration:
             for camera in [name.removesuffix(" ends") for name in arrays if name.endswith(" ends")]:
                 ends = arrays[f"{camera} ends"].tolist()
                 data = arrays[f"{camera} bytes"].tobytes()
-                pictures[camera] = [data[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+                pictures[camera] = [data[a:b] for a, b in zip([0, *ends][:-1], ends, strict=True)]
             return cls(
                 arrays["actions"],
                 arrays["states"],
@@ -103,7 +103,8 @@ def perform(
 
     size: of the pictures in pixels, 0 for none. every: steps between pictures, beginning with the first step.
     mistakes: see `demonstrator.demonstrate`. A look that one of them follows within `horizon` steps keeps no picture:
-    a policy that learns chunks of so many steps then learns how mistakes are mended, and not how they are made.
+    a policy that learns chunks of so many steps then learns how mistakes are mended, and not how they are made. The
+    first look always has one: so early there are no mistakes.
     """
     env.reset(attempt.seed)
     phrasings = env.task.instructions
@@ -112,7 +113,7 @@ def perform(
     states: list[np.ndarray] = []
     pictures: dict[str, list[bytes]] = {camera: [] for camera in CAMERAS} if size else {}
     astray: list[int] = []
-    for move in demonstrate(env, np.random.default_rng(attempt.seed), mistakes):
+    for move in demonstrate(env, np.random.default_rng(attempt.seed), mistakes, horizon):
         if len(actions) % every == 0:
             for camera, shots in pictures.items():
                 shots.append(png(env.picture(camera, size)))

@@ -32,17 +32,17 @@ from actionpiece.sim.motion import (
 _WRIST = 2.6  # radians that the Panda's last joint is asked to turn at most; it stops at 2.9
 
 
-def demonstrate(env: Environment, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[Move]:
+def demonstrate(env: Environment, rng: np.random.Generator, mistakes: float = 0.0, spare: int = 0) -> Iterator[Move]:
     """The moves of one demonstration; the caller executes each before asking for the next.
 
-    mistakes: the share of the delicate movements that first go astray and are mended.
+    mistakes: the share of the delicate movements that first go astray and are mended, after `spare` steps.
     """
     name = env.task.name
     if libero_tasks.is_libero(name):
         from actionpiece.sim.libero_demonstrator import plan_for  # of use only where LIBERO is
 
-        return follow(env, plan_for(env.task), rng, mistakes)
-    return follow(env, PLANS[name], rng, mistakes)
+        return follow(env, plan_for(env.task), rng, mistakes, spare)
+    return follow(env, PLANS[name], rng, mistakes, spare)
 
 
 def _lift(env: Environment, style: Style, rng: np.random.Generator) -> list[Phase]:

@@ -69,7 +69,7 @@ def plan(env: Environment, style: Style, rng: np.random.Generator) -> list[Phase
         Phase(above, OPEN, close=0.025, turned=0.12),
         Phase(there, OPEN, close=0.006, turned=0.06, most=60, calm=0.2, speed=0.7),
         stay(env, CLOSED, style.patience),
-        Phase(press, CLOSED, close=0.001, turned=4.0, most=80, calm=0.2, speed=0.8),
-        Phase(draw, CLOSED, close=0.001, turned=4.0, most=80, calm=0.2),
+        Phase(press, CLOSED, close=0.001, turned=4.0, most=80, calm=0.2, speed=0.8, sure=True),
+        Phase(draw, CLOSED, close=0.001, turned=4.0, most=80, calm=0.2, sure=True),
         stay(env, CLOSED, style.patience),  # fingers that open would push the door back
     ]

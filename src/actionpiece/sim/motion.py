@@ -17,6 +17,7 @@ from actionpiece.sim.environment import Environment, axis_angle, rotation_about
 OPEN, CLOSED = -1.0, 1.0
 _METRES, _RADIANS = 0.05, 0.5  # what a command of 1 asks for in one step
 _TOUCHING = 0.4  # phases as calm as this are those in which a mistake matters
+_TWISTED = 0.7  # radians by which a mistaken hand is turned at most; a cube looks the same after a quarter
 UP = np.array([0.0, 0.0, 1.0])
 
 Pose = tuple[np.ndarray, np.ndarray]  # position (3,), rotation matrix (3, 3)
@@ -62,6 +63,7 @@ class Phase:
     hold: int = 0
     calm: float = 1.0
     speed: float = 1.0
+    sure: bool = False  # beside its goal the same work would be done, so it is never a mistake
     astray: bool = False  # it is a mistake
 
 
@@ -76,14 +78,18 @@ class Move:
 Plan = Callable[[Environment, Style, np.random.Generator], Iterable[Phase]]
 
 
-def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: float = 0.0) -> Iterator[Move]:
+def follow(
+    env: Environment, plan: Plan, rng: np.random.Generator, mistakes: float = 0.0, spare: int = 0
+) -> Iterator[Move]:
     """The moves of one demonstration; the caller executes each before asking for the next.
 
-    mistakes: the share of the delicate phases that first go to a wrong place.
+    mistakes: the share of the delicate phases that first go to a wrong place, after `spare` steps.
     """
     style = Style.draw(rng)
     noise = np.zeros(6)
-    for phase in _with_mistakes(env, plan(env, style, rng), style, rng, mistakes):
+    steps = 0
+    phases = _with_mistakes(env, plan(env, style, rng), style, rng, lambda: mistakes if steps >= spare else 0.0)
+    for phase in phases:
         held = 0
         for _ in range(phase.most):
             position, rotation = phase.goal()
@@ -99,27 +105,30 @@ def follow(env: Environment, plan: Plan, rng: np.random.Generator, mistakes: flo
             linear = _limited(style.gain * move / _METRES, fastest)
             angular = _limited(style.gain * turn / _RADIANS, fastest)
             command = np.concatenate((linear, angular)) + phase.calm * noise * np.repeat((1.0, 0.3), 3)
+            steps += 1
             yield Move(np.clip(np.append(command, phase.grip), -1, 1).astype(np.float32), phase.astray)
 
 
 def _with_mistakes(
-    env: Environment, phases: Iterable[Phase], style: Style, rng: np.random.Generator, share: float
+    env: Environment, phases: Iterable[Phase], style: Style, rng: np.random.Generator, share: Callable[[], float]
 ) -> Iterator[Phase]:
     for phase in phases:
-        if share and phase.close > 0 and phase.calm <= _TOUCHING and rng.random() < share:
+        delicate = phase.close > 0 and phase.calm <= _TOUCHING and not phase.sure
+        if delicate and share() and rng.random() < share():
             yield from _mistake(env, phase, style, rng)
         yield phase
 
 
 def _mistake(env: Environment, phase: Phase, style: Style, rng: np.random.Generator) -> Iterator[Phase]:
-    """Go beside the goal; an empty hand may close there too, and opens again above."""
-    direction, aside = rng.uniform(0, 2 * np.pi), rng.uniform(0.01, 0.04)
+    """Go beside the goal, turned the wrong way; an empty hand may close there too, and opens again above."""
+    direction, aside = rng.uniform(0, 2 * np.pi), rng.uniform(0.0, 0.04)
     shift = np.array([aside * np.cos(direction), aside * np.sin(direction), rng.uniform(0.005, 0.03)])
+    wrong = rotation_about(UP, rng.uniform(-_TWISTED, _TWISTED))
 
     def beside(higher: float = 0.0) -> Callable[[], Pose]:
         def goal() -> Pose:
             position, rotation = phase.goal()
-            return position + shift + higher * UP, rotation
+            return position + shift + higher * UP, wrong @ rotation
 
         return goal
 

@@ -34,7 +34,7 @@ Images = Literal["none", "chunks", "all"]
 CARD = "actionpiece.json"
 ACTION = ("x", "y", "z", "rx", "ry", "rz", "gripper")
 STATE = ("x", "y", "z", "rx", "ry", "rz", "finger_left", "finger_right")
-_FORMAT = 1
+_FORMAT = 2
 _HOPELESS = 30  # attempts after which a success rate below a tenth means that something is wrong
 
 
@@ -75,11 +75,11 @@ class Settings:
     def decisive(self) -> dict[str, Any]:
         """The settings that the result depends on."""
         values = dataclasses.asdict(self) | {"tasks": list(self.tasks)}
-        pictures = self.images != "none"
+        chunks = self.images == "chunks"
         unused = {
-            "size": not pictures,
-            "horizon": self.images != "chunks" and not (pictures and self.mistakes),
-            "every": self.images != "chunks" or not self.every,
+            "size": self.images == "none",
+            "horizon": not self.mistakes and not (chunks and not self.every),
+            "every": not chunks or not self.every,
             "mistakes": not self.mistakes,
         }
         return {name: value for name, value in values.items() if not unused.get(name)}
@@ -211,6 +211,7 @@ def _assemble(settings: Settings, staging: Path, ledger: _Ledger, backend: str) 
         "space": "libero",
         "rate": RATE,
         "note": note,
+        **({"ahead": settings.horizon} if settings.mistakes else {}),
         "command": settings.command(),
         "recording": settings.decisive(),
         "discarded": discarded,
@@ -247,7 +248,10 @@ def _finished(out: Path, settings: Settings) -> Recording | None:
     card = read_json(out / CARD) if out.is_dir() and (out / CARD).is_file() else None
     if not isinstance(card, dict) or "recording" not in card:
         raise ActionPieceError(f"{out} is there already and is no recording; choose another folder")
-    _same(card["recording"], settings.decisive(), f"{out} holds a recording")
+    found, wanted = card["recording"], settings.decisive()
+    if wanted.get("mistakes"):  # what mistakes are has changed with the format; nothing else has
+        found, wanted = found | {"format": card["made_with"]["format"]}, wanted | {"format": _FORMAT}
+    _same(found, wanted, f"{out} holds a recording")
     info = read_json(out / INFO)
     return Recording(out, False, info["total_episodes"], info["total_frames"], card["discarded"])
 

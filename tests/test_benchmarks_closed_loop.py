@@ -1,0 +1,73 @@
+"""The closed loop's table takes rollouts that are matched, and no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actionpiece.errors import ActionPieceError
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCORE = {"tokens_per_chunk": 16, "bits_per_chunk": 144, "mse": 1e-4, "prc": 0.9, "fingerprint": "f"}
+
+
+@pytest.fixture
+def closed_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sys.modules.pop("closed_loop", None)
+    import closed_loop  # type: ignore[import-not-found]
+
+    return closed_loop
+
+
+def made(folder: Path, successes: dict[str, list[bool]], **settings: Any) -> None:
+    folder.mkdir()
+    said = {"execute": 8, "size": 96, "published": False, "seed": 7, **settings}
+    (folder / "settings.json").write_text(json.dumps(said))
+    lines = [
+        {"key": f"{task} {n}", "task": task, "category": "robosuite", "success": done, "steps": 9, "cost": None}
+        for task, row in successes.items()
+        for n, done in enumerate(row)
+    ]
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def options(module: Any, folder: Path, *names: str) -> Any:
+    rows = [{"name": name, **SCORE} for name in names]
+    facts = {"rows": rows, "data": {}, "protocol": {"split": "test"}, "environment": {}}
+    (folder / "results.json").write_text(json.dumps(facts))
+    rollouts = tuple(f"{name}={folder / name}" for name in names)
+    return module.Options(folder / "results.json", rollouts, folder / "out")
+
+
+def test_the_table_counts_and_pairs(closed_loop: Any, tmp_path: Path) -> None:
+    made(tmp_path / "pq", {"lift": [True, True, False], "door": [False, True, True]})
+    made(tmp_path / "fast", {"lift": [True, False, False], "door": [False, False, True]})
+    closed_loop.main(options(closed_loop, tmp_path, "pq", "fast"))
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["overall"]["successes"] for row in rows] == [4, 2]
+    assert rows[0]["paired_with_first"] is None
+    assert (rows[1]["paired_with_first"]["only_first"], rows[1]["paired_with_first"]["only_second"]) == (0, 2)
+    assert "| `fast` | 16 | 1 | 0.9000 | 1/3 | 1/3 | 33.3%" in (tmp_path / "out.md").read_text()
+    assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("successes", "settings", "sentence"),
+    [
+        ({"lift": [True]}, {}, "fast and pq have not finished the same starts"),
+        ({"lift": [True, True]}, {"execute": 4}, "was rolled out with"),
+        ({"lift": [True, True]}, {"published": True}, "was rolled out with"),
+    ],
+)
+def test_rollouts_that_are_not_matched_are_refused(
+    closed_loop: Any, tmp_path: Path, successes: dict[str, list[bool]], settings: dict[str, Any], sentence: str
+) -> None:
+    made(tmp_path / "pq", {"lift": [True, False]})
+    made(tmp_path / "fast", successes, **settings)
+    with pytest.raises(ActionPieceError, match=sentence):
+        closed_loop.gather(options(closed_loop, tmp_path, "pq", "fast"))
