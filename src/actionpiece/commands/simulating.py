@@ -168,7 +168,7 @@ def rollout(
     episodes: int = 20,
     repeats: int = 1,
     execute: int = 8,
-    size: int = 128,
+    size: int | None = None,
     published: bool = False,
     video: Literal["none", "failures", "all"] = "none",
     workers: int = 2,
@@ -184,13 +184,14 @@ def rollout(
     Args:
         policy: folder of a policy that `policy train` made; or package.module:maker or path/to/file.py:maker, where
             maker() returns an object with act(observation) -> (H, 7) commands; or ws://host:port of a server that
-            speaks openpi's protocol.
+            speaks openpi's protocol. A folder's is run on a GPU, in bfloat16, where there is one.
         env: tasks by name, or `all` of robosuite's; LIBERO's are libero_object/0 and so on, or a whole suite.
         out: folder for episodes.jsonl, results.json and videos.
         episodes: starts of each task; they depend on seed and task alone, so that policies meet the same ones.
         repeats: of each start.
         execute: commands of a chunk that are executed before the policy looks again.
-        size: of the pictures it is shown, in pixels; 0 for none.
+        size: of the pictures it is shown, in pixels; 0 for none. When not given, what a policy's folder was trained
+            with, or 128.
         published: show LIBERO's pictures as published policies see them: 256 pixels, half a turn, resized to 224.
         video: keep a GIF of no episode, of failures, or of all.
         workers: simulators side by side, about one for each core; more where the policy is a folder, which is loaded
@@ -200,12 +201,13 @@ def rollout(
         json: print the results as one JSON document and nothing else.
     """
     from actionpiece.evaluation.episodes import Journal
-    from actionpiece.evaluation.rollout import paired, summary
+    from actionpiece.evaluation.rollout import paired, picture_size, summary
     from actionpiece.evaluation.rollout import rollout as run
     from actionpiece.evaluation.score import environment
     from actionpiece.files import write_json
     from actionpiece.sim.make import expand, picture_notes, simulator
 
+    size = picture_size(policy) if size is None else size
     if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
     tasks = expand(env)

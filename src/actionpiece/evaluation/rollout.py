@@ -86,6 +86,12 @@ def weights_of(policy: str) -> str | None:
     return str(facts["weights"]) if isinstance(facts, dict) and "weights" in facts else None
 
 
+def picture_size(policy: str) -> int:
+    """The side of the pictures that a policy's folder was trained with; 128 for others."""
+    facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else None
+    return int(facts["config"]["side"]) if isinstance(facts, dict) and "config" in facts else 128
+
+
 @functools.cache
 def _load(text: str, weights: str | None) -> Policy:
     if text.startswith(("ws://", "wss://")):

@@ -105,7 +105,7 @@ class Prompter:
         ids = np.full(mask.shape, self.pad, np.int64)
         ids[mask] = np.concatenate(prompts)
         positions = np.where(mask, self.positions(longest)[:, place.clip(0, longest - 1)], 0)
-        return Batch(*map(torch.from_numpy, (ids, mask, positions)), pictures)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions), pictures)
 
 
 def learning_inputs(

@@ -6,7 +6,8 @@ ActionPiece, so that it can be copied to a robot's computer as it is:
     from robot_client import RobotClient
 
     robot = RobotClient("ws://workstation:8000", token="...")
-    chunk = robot.act({"prompt": "lift the cube", "observation/state": state, "observation/image": picture})
+    chunk = robot.act({"prompt": "lift the cube", "observation/state": state,
+                       "observation/image": picture, "observation/wrist_image": wrist})  # see robot.metadata
 
 `python robot_client.py ws://workstation:8000` asks once with a made-up observation and says how long it took.
 """

@@ -98,7 +98,7 @@ def show_data(console: Console, facts: dict[str, Any]) -> None:
     table.add_row("episode length", f"{length['min']} to {length['max']} steps, median {length['median']:g}")
     table.add_row("control rate", rate)
     table.add_row("action space", facts["space"] or "not known: pass --space, or write a data card")
-    table.add_row("tasks", str(facts["tasks"]) if facts["tasks"] else "not named")
+    table.add_row("instructions", str(facts["tasks"]) if facts["tasks"] else "not named")
     table.add_row(
         "idle steps", f"{facts['idle_share']:.1%} ({facts['idle_rule']}), repeated {facts['repeated_share']:.1%}"
     )

@@ -107,7 +107,7 @@ def console_table(rows: Sequence[Row]) -> Table:
     for i, row in enumerate(rows):
         figures = (column[i] for column in body)
         table.add_row(Text(plain(row["name"])), *(Text(c.text, "bold green" if c.best else "") for c in figures))
-    table.caption = f"{len(every) - len(shown)} more columns are not shown"
+    table.caption = f"{len(every) - len(shown)} more columns are in the JSON"
     return table
 
 

@@ -30,7 +30,7 @@ _TRIAL = 5_000  # training chunks on which product quantisers to start from are 
 
 @dataclass(frozen=True)
 class ActionPieceConfig:
-    """The codec and its training. The defaults are the paper's recipe.
+    """The codec and its training. A recipe's defaults are its own; those of `actionpiece` are the paper's.
 
     Attributes:
         slots: latent slots, the paper's S.
