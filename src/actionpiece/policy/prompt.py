@@ -104,7 +104,7 @@ class Prompter:
         mask = (place >= 0) & (place < lengths[:, None])
         ids = np.full(mask.shape, self.pad, np.int64)
         ids[mask] = np.concatenate(prompts)
-        positions = np.where(mask, self.positions(longest)[:, place.clip(0, longest - 1)], 0)
+        positions = np.ascontiguousarray(np.where(mask, self.positions(longest)[:, place.clip(0, longest - 1)], 0))
         return Batch(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions), pictures)
 
 

@@ -1,0 +1,139 @@
+"""The front of MSE against PRC at 144 bits, of everything that was scored and published: no training, a figure.
+
+    python benchmarks/measured_front.py --classical docs/results/classical.json \
+        --ablations docs/results/libero/ablation.json docs/results/teleop/ablation.json --out docs/results/front
+
+Writes OUT.svg, and OUT.json with the points. Those that no other point beats in both are joined. `front.py` trains
+codecs from quantisers of many blends, and so finds points between these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from actionpiece.errors import ActionPieceError
+from actionpiece.files import read_json, write_json, writing
+
+BITS = 144
+COLOURS = {"classical": "#0072b2", "codec": "#d55e00", "best": "#009e73"}
+MARKERS = {"classical": "o", "codec": "s", "best": "*"}
+SIDES = {
+    "classical": [(7, -3, "left"), (7, -11, "left"), (7, -11, "left"), (-7, 6, "right")],
+    "codec": [
+        (-7, 4, "right"),
+        (7, 4, "left"),
+        (-7, -9, "right"),
+        (-7, 1, "right"),
+        (-5, -11, "right"),
+        (7, 4, "left"),
+        (8, -3, "left"),
+        (-8, -3, "right"),
+    ],
+    "best": [(7, 6, "left")],
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to put into the figure.
+
+    Attributes:
+        classical: of `benchmarks/classical.py`.
+        ablations: of `actionpiece ablate`, one for each data set.
+        out: where to write, without an ending.
+    """
+
+    classical: Path
+    ablations: tuple[Path, ...]
+    out: Path
+
+
+def points(options: Options) -> dict[str, list[dict[str, Any]]]:
+    """By data set: name, kind, mean MSE and PRC over seeds, how many, and whether it is on the front."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for document in read_json(options.classical):
+        rows = [row for row in document["rows"] if row["bits_per_chunk"] == BITS]
+        for name in dict.fromkeys(row["name"] for row in rows):
+            own = [row for row in rows if row["name"] == name]
+            mean = {key: float(np.mean([row[key] for row in own])) for key in ("mse", "prc")}
+            found.setdefault(document["data"]["name"], []).append(
+                {"name": name, "kind": "classical", **mean, "seeds": len(own)}
+            )
+    for path in options.ablations:
+        document = read_json(path)
+        own = found.get(document["data"]["name"])
+        if own is None:
+            raise ActionPieceError(f"{options.classical} has no rows of {document['data']['name']}, which {path} is of")
+        for row in document["table"]:
+            if row["row"] == "pq":  # the classical table has it
+                continue
+            kind = "best" if row["row"] == "best" else "codec"
+            own.append({"name": row["label"], "kind": kind, **{key: row[key] for key in ("mse", "prc")}})
+            own[-1]["seeds"] = len(row["seeds"])
+    for rows in found.values():
+        for row in rows:
+            row["front"] = not any(other["mse"] < row["mse"] and other["prc"] > row["prc"] for other in rows)
+    return found
+
+
+def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """A panel for each data set."""
+    figure = Figure(figsize=(5.6 * len(found), 4.8))
+    for number, (data, rows) in enumerate(found.items()):
+        axes = figure.add_subplot(1, len(found), number + 1)
+        front = sorted((row for row in rows if row["front"]), key=lambda row: row["mse"])
+        axes.plot(*_places(front), color="#9aa3ab", linewidth=1, zorder=1)
+        for kind in COLOURS:
+            own = [row for row in rows if row["kind"] == kind]
+            size = 130 if kind == "best" else 40
+            axes.scatter(*_places(own), s=size, color=COLOURS[kind], marker=MARKERS[kind], zorder=2)
+        for kind in COLOURS:  # names of neighbours go to different sides of their points
+            named = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["mse"])
+            for row, (x, y, side) in zip(named, itertools.cycle(SIDES[kind]), strict=False):
+                place, name = (
+                    (1e4 * row["mse"], row["prc"]),
+                    row["name"].replace(":groups=", " ").replace(":blend=", " "),
+                )
+                axes.annotate(name, place, (x, y), textcoords="offset points", fontsize=7, ha=side)
+        axes.set_xscale("log")
+        ticks = [tick for tick in (0.2, 0.3, 0.5, 1, 2, 3, 5) if _within(tick, rows)]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.margins(x=0.3, y=0.1)
+        axes.set_title(data, fontsize=9)
+        axes.set_xlabel("MSE x1e-4 (left is better)")
+        axes.set_ylabel("PRC@32 (up is better)")
+        axes.grid(color="#e7eaed")
+    figure.tight_layout()
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _places(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    return [1e4 * row["mse"] for row in rows], [row["prc"] for row in rows]
+
+
+def _within(tick: float, rows: Sequence[dict[str, Any]]) -> bool:
+    errors, _ = _places(rows)
+    return 0.6 * min(errors) <= tick <= 1.7 * max(errors)
+
+
+def main(options: Options) -> None:
+    found = points(options)
+    names = " ".join(str(path) for path in options.ablations)
+    command = f"python benchmarks/measured_front.py --classical {options.classical} --ablations {names}"
+    document = {"command": f"{command} --out {options.out}", "bits_per_chunk": BITS, "points": found}
+    write_json(options.out.with_suffix(".json"), document)
+    with writing(options.out.with_suffix(".svg")) as aside:
+        draw(found, aside)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,63 @@
+"""The published front is of the points that no other beats in both figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actionpiece.errors import ActionPieceError
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def measured_front(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sys.modules.pop("measured_front", None)
+    import measured_front  # type: ignore[import-not-found]
+
+    return measured_front
+
+
+def written(folder: Path, data: str) -> tuple[Path, Path]:
+    rows = [
+        {"name": "binning", "bits_per_chunk": 448, "mse": 1e-6, "prc": 0.99},
+        {"name": "pq", "bits_per_chunk": 144, "mse": 2e-5, "prc": 0.96},
+        {"name": "pq", "bits_per_chunk": 144, "mse": 4e-5, "prc": 0.94},
+        {"name": "pq:blend=1.0", "bits_per_chunk": 144, "mse": 6e-5, "prc": 0.97},
+    ]
+    table = [
+        {"row": "rvq", "label": "Standard RVQ", "mse": 9e-5, "prc": 0.9, "seeds": [0, 1]},
+        {"row": "best", "label": "best", "mse": 1e-5, "prc": 0.96, "seeds": [0]},
+        {"row": "pq", "label": "pq", "mse": 1.0, "prc": 0.0, "seeds": [0]},
+    ]
+    (folder / "classical.json").write_text(json.dumps([{"data": {"name": "libero"}, "rows": rows}]))
+    (folder / "ablation.json").write_text(json.dumps({"data": {"name": data}, "table": table}))
+    return folder / "classical.json", folder / "ablation.json"
+
+
+def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_path: Path) -> None:
+    classical, ablation = written(tmp_path, "libero")
+    measured_front.main(measured_front.Options(classical, (ablation,), tmp_path / "front"))
+    points = json.loads((tmp_path / "front.json").read_text())["points"]["libero"]
+    assert {point["name"]: point["front"] for point in points} == {
+        "pq": False,
+        "pq:blend=1.0": True,
+        "Standard RVQ": False,
+        "best": True,
+    }
+    assert points[0] == {
+        "name": "pq", "kind": "classical", "mse": pytest.approx(3e-5), "prc": pytest.approx(0.95), "seeds": 2,
+        "front": False,
+    }  # fmt: skip
+    assert (tmp_path / "front.svg").read_text().startswith("<?xml")
+
+
+def test_an_ablation_of_other_data_is_refused(measured_front: Any, tmp_path: Path) -> None:
+    classical, ablation = written(tmp_path, "teleop")
+    with pytest.raises(ActionPieceError, match=r"classical\.json has no rows of teleop"):
+        measured_front.points(measured_front.Options(classical, (ablation,), tmp_path / "front"))
