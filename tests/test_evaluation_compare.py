@@ -15,7 +15,7 @@ from actionpiece import ActionPieceError, open_demos
 from actionpiece.evaluation import compare as module
 from actionpiece.evaluation import recipes
 from actionpiece.evaluation.compare import Comparison, compare, write_comparison
-from actionpiece.evaluation.contenders import Contender, fit, with_steps
+from actionpiece.evaluation.contenders import Contender, fit, unfitted, with_steps
 from actionpiece.evaluation.recipes import BITS, COMPARISONS, Entry, Knob, Table, resolve, resolve_once
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training
 from actionpiece.tokenizers import KINDS, RECIPES, load
@@ -320,9 +320,25 @@ def test_the_recipes_name_every_tokenizer_there_is_and_only_settings_that_exist(
     assert named >= {*KINDS, *RECIPES} - {"small"}
     assert BITS == 144
     for entry in COMPARISONS["matched"][1].entries:
-        if entry.name.partition(":")[0] in {"binning", "fast", "spline", "pq", "rvq", "actionpiece", "best"}:
-            settings = {field.name for field in dataclasses.fields(Contender.parse(entry.name).config)}
-            assert settings & {knob.setting for knob in entry.knobs}, entry.name
+        config = Contender.parse(entry.name).config
+        assert {knob.setting for knob in entry.knobs} <= {field.name for field in dataclasses.fields(config)}, (
+            entry.name
+        )
+        if hasattr(config, "train") and entry.name != "best":
+            train = config.train
+            assert (train.steps, train.batch, train.learning_rate) == (100_000, 128, 1e-4), entry.name
+
+
+def test_learned_contenders_fill_the_bits(demos: Any, training: Training) -> None:
+    within = COMPARISONS["matched"][1]
+    learned = [entry for entry in within.entries if Contender.parse(entry.name).learned]
+    found = resolve((dataclasses.replace(within, entries=tuple(learned)),), demos, training)
+    assert found.missing == []
+    for name in found.names:
+        tokenizer = unfitted(Contender.parse(name), demos, training)
+        bits = tokenizer.bits_per_chunk(tokenizer.tokens_per_chunk)
+        least = 79 if name.startswith("quest") else 126
+        assert least < bits <= BITS, (name, bits)
 
 
 def test_two_tables_have_a_report_each_and_one_page(demos: Any, training: Training, tmp_path: Path) -> None:

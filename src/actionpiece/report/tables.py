@@ -140,6 +140,11 @@ def _of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
     return lambda row: None if row[key] is None else factor * row[key]
 
 
+def _perplexity(row: Row) -> float:
+    own: float | None = row["position_perplexity"]
+    return row["perplexity"] if own is None else own
+
+
 def _of_group(name: str, key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
     def value(row: Row) -> float | None:
         group = next((group for group in row["groups"] if group["name"] == name), None)
@@ -206,7 +211,10 @@ def _ranks() -> list[Column]:
 def _tokens() -> list[Column]:
     part = "Tokens"
     used = "Share of the vocabulary that occurs in these chunks. Higher is better."
-    perplexity = "How many equally frequent codes the tokens are worth. To be read against the vocabulary."
+    perplexity = (
+        "How many equally frequent codes a token is worth: the mean over positions, each of which may have its own "
+        "codes; of all tokens together where their number varies. To be read against the codes of a position."
+    )
     overlap = "Share of tokens that stay the same one step later. Higher means steadier targets for a policy."
     changed = "Share of sequences that still decode after one random token was changed. Higher is better."
     dropped = (
@@ -215,7 +223,7 @@ def _tokens() -> list[Column]:
     )
     return [
         Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1, page=False),
-        Column(part, "perplexity", "codes", perplexity, _of("perplexity"), None, 1),
+        Column(part, "perplexity", "codes", perplexity, _perplexity, None, 1),
         Column(part, "overlap", "%", overlap, _of("overlap", 100), "high", 1),
         Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1),
         Column(part, "valid, dropped", "%", dropped, _of("valid_dropped", 100), None, 1),

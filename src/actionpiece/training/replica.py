@@ -181,6 +181,7 @@ class Replica:
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
+                self.at.copy_(kept[-1])  # the block may end here
                 self._step()
         torch.cuda.synchronize()
         for tensor, before in zip(state, kept, strict=True):
