@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from actionpiece.errors import ActionPieceError
@@ -113,7 +114,8 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.set_ylabel("PRC@32 (up is better)")
         axes.grid(color="#e7eaed")
     figure.tight_layout()
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "actionpiece"}):  # ids would be random otherwise
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _places(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
@@ -129,7 +131,9 @@ def main(options: Options) -> None:
     found = points(options)
     names = " ".join(str(path) for path in options.ablations)
     command = f"python benchmarks/measured_front.py --classical {options.classical} --ablations {names}"
-    document = {"command": f"{command} --out {options.out}", "bits_per_chunk": BITS, "points": found}
+    # Seeds, versions and devices are in the files that were read.
+    data = {each["data"]["name"]: each["data"]["fingerprint"] for each in read_json(options.classical)}
+    document = {"command": f"{command} --out {options.out}", "data": data, "bits_per_chunk": BITS, "points": found}
     write_json(options.out.with_suffix(".json"), document)
     with writing(options.out.with_suffix(".svg")) as aside:
         draw(found, aside)

@@ -35,7 +35,7 @@ def written(folder: Path, data: str) -> tuple[Path, Path]:
         {"row": "best", "label": "best", "mse": 1e-5, "prc": 0.96, "seeds": [0]},
         {"row": "pq", "label": "pq", "mse": 1.0, "prc": 0.0, "seeds": [0]},
     ]
-    (folder / "classical.json").write_text(json.dumps([{"data": {"name": "libero"}, "rows": rows}]))
+    (folder / "classical.json").write_text(json.dumps([{"data": {"name": "libero", "fingerprint": "f"}, "rows": rows}]))
     (folder / "ablation.json").write_text(json.dumps({"data": {"name": data}, "table": table}))
     return folder / "classical.json", folder / "ablation.json"
 
@@ -54,7 +54,10 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
         "name": "pq", "kind": "classical", "mse": pytest.approx(3e-5), "prc": pytest.approx(0.95), "seeds": 2,
         "front": False,
     }  # fmt: skip
-    assert (tmp_path / "front.svg").read_text().startswith("<?xml")
+    drawn = (tmp_path / "front.svg").read_text()
+    assert drawn.startswith("<?xml")
+    measured_front.main(measured_front.Options(classical, (ablation,), tmp_path / "again"))
+    assert (tmp_path / "again.svg").read_text() == drawn
 
 
 def test_an_ablation_of_other_data_is_refused(measured_front: Any, tmp_path: Path) -> None:

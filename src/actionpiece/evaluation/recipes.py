@@ -68,8 +68,8 @@ _LEARNED = (
     Entry("best", (_CODES,)),
 )
 _TRAINED = (
-    " Learned ones train alike (AdamW at 1e-4, 100,000 steps of 128 chunks), but for `best`, whose training is its own"
-    " (5e-4, 20,000 steps of 512)."
+    " Learned ones train alike, with the learning rate, batch and steps that the paper fixes, but for `best`, which has"
+    " a training of its own; everyone's settings are in the JSON."
 )
 _NATIVE = "Every tokenizer as its original work has it: its own number of tokens and its own vocabulary." + _TRAINED
 _WITHIN = (

@@ -82,14 +82,19 @@ def load_policy(text: str) -> Policy:
 
 def weights_of(policy: str) -> str | None:
     """The hash of a policy folder's weights: one that was trained anew is another one, by whatever name."""
-    facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else None
-    return str(facts["weights"]) if isinstance(facts, dict) and "weights" in facts else None
+    weights = _facts(policy).get("weights")
+    return None if weights is None else str(weights)
 
 
 def picture_size(policy: str) -> int:
     """The side of the pictures that a policy's folder was trained with; 128 for others."""
-    facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else None
-    return int(facts["config"]["side"]) if isinstance(facts, dict) and "config" in facts else 128
+    return int(_facts(policy).get("config", {}).get("side", 128))
+
+
+def _facts(policy: str) -> dict[str, Any]:
+    """What a policy's folder says of itself; nothing for others."""
+    facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 @functools.cache

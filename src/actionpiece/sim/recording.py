@@ -248,10 +248,8 @@ def _finished(out: Path, settings: Settings) -> Recording | None:
     card = read_json(out / CARD) if out.is_dir() and (out / CARD).is_file() else None
     if not isinstance(card, dict) or "recording" not in card:
         raise ActionPieceError(f"{out} is there already and is no recording; choose another folder")
-    found, wanted = card["recording"], settings.decisive()
-    if wanted.get("mistakes"):  # what mistakes are has changed with the format; nothing else has
-        found, wanted = found | {"format": card["made_with"]["format"]}, wanted | {"format": _FORMAT}
-    _same(found, wanted, f"{out} holds a recording")
+    found = {**card["recording"], "format": card["made_with"]["format"]}
+    _same(found, {**settings.decisive(), "format": _FORMAT}, f"{out} holds a recording")
     info = read_json(out / INFO)
     return Recording(out, False, info["total_episodes"], info["total_frames"], card["discarded"])
 
