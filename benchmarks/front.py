@@ -7,6 +7,8 @@ Writes OUT.json (every row, seed, data hash, versions), OUT.md and OUT.svg.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import actionpiece
+from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import Contender, fit, fit_together, with_steps
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
@@ -39,6 +42,7 @@ class Options:
         split: test for publication, validation for choosing.
         device: where the codecs train.
         together: codecs that train side by side.
+        runs: a folder for their checkpoints, from which they go on after an interrupt.
         n: chunks that are scored.
     """
 
@@ -51,6 +55,7 @@ class Options:
     split: str = "test"
     device: str = "cpu"
     together: int = 10
+    runs: Path | None = None
     n: int = 10_000
 
 
@@ -115,7 +120,11 @@ def main(options: Options) -> None:
     for first in range(0, len(contenders), options.together):
         group = contenders[first : first + options.together]
         seeds = [options.seed] * len(group)
-        codecs += fit_together(group, seeds, demos, training, runs=[None] * len(group), device=options.device)
+        runs = [None if options.runs is None else options.runs / one.name.replace(" ", "-") for one in group]
+        for codec in fit_together(group, seeds, demos, training, runs=runs, device=options.device):
+            if isinstance(codec, ActionPieceError):
+                raise codec
+            codecs.append(codec)
     rows = []
     for (groups, blend), codec in zip(places, codecs, strict=True):
         config = PQConfig(blend=blend, groups=groups)
@@ -125,7 +134,7 @@ def main(options: Options) -> None:
             rows.append(row | {"groups_of": groups, "blend": blend})
             console.print(f"{row['name']}: MSE {row['mse']:.3e} PRC {row['prc']:.4f}")
     document = {
-        "command": f"python benchmarks/front.py --data {Path(options.data).name} --device {options.device}",
+        "command": f"python benchmarks/front.py {shlex.join(sys.argv[1:])}",
         "seed": options.seed,
         "protocol": asdict(protocol),
         "data": demos.describe(),

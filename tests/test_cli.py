@@ -15,6 +15,7 @@ import pytest
 from actionpiece import cli
 from actionpiece.data import generate
 from actionpiece.tokenizers import KINDS, RECIPES
+from tiny import tiny
 
 ROW_KEYS = {
     "name",
@@ -97,6 +98,22 @@ def test_compare_prints_rows_and_writes_a_report(
     assert run(again, monkeypatch) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["mse"], row["prc"]) == (printed["rows"][0]["mse"], printed["rows"][0]["prc"])
+
+
+def test_a_tokenizer_whose_training_breaks_off_costs_nothing_but_its_row(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.tokenizers import actionpiece as codec
+
+    wild = tiny(learning_rate=1e30, clip=1e30)
+    monkeypatch.setattr(codec, "small", lambda: wild)
+    command = ["compare", "--data", demos, "--tokenizers", "small,binning", "--out", tmp_path, "--n", 100]
+    assert run(command, monkeypatch) == 2
+    said = capsys.readouterr()
+    assert "small could not be fitted, the rest is there. small: the loss is not finite" in " ".join(said.err.split())
+    assert [row["name"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["binning"]
+    assert (tmp_path / "report.html").is_file()
+    assert "Not there: small" in " ".join(said.out.split())
 
 
 def test_a_recipe_has_two_tables_and_goes_on_where_it_was(

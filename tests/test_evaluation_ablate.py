@@ -82,6 +82,19 @@ def test_finished_cells_are_not_redone_and_others_go_on_from_their_checkpoint(
 
 
 @pytest.mark.usefixtures("small_rows")
+def test_a_cell_that_breaks_off_is_said_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny()
+    wild = dataclasses.replace(config, train=dataclasses.replace(config.train, learning_rate=1e30, clip=1e30))
+    monkeypatch.setitem(module.ROWS, "sigreg", Row("+ SIGReg", "actionpiece", wild))
+    with pytest.raises(ActionPieceError, match=r"\+ SIGReg, seed 0: the loss is not finite"):
+        run(tmp_path, seeds=(0,))
+    assert sorted(path.parent.name for path in tmp_path.glob("cells/*/cell.json")) == ["pq-0", "rvq-0"]
+    assert not (tmp_path / "ablation.json").exists()
+
+
+@pytest.mark.usefixtures("small_rows")
 def test_the_table_holds_means_and_deviations_over_seeds_beside_the_papers_figures(tmp_path: Path) -> None:
     results = run(tmp_path)
     rvq = results["table"][0]

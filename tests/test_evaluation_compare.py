@@ -240,6 +240,36 @@ def test_side_by_side_learned_contenders_are_what_they_are_alone(
     assert {file.parent.name for file in tmp_path.glob("*/cell.json")} == {"codec", "binning", "baseline", "third"}
 
 
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_contender_whose_training_breaks_off_leaves_the_others_their_rows(
+    demos: Any, training: Training, tmp_path: Path, together: int
+) -> None:
+    wild = Contender("wild", "actionpiece", tiny(learning_rate=1e30, clip=1e30))
+    whole = [Contender("codec", "actionpiece", tiny()), Contender.parse("binning")]
+    shared: dict[str, Any] = {"protocol": PROTOCOL, "training": training, "together": together}
+    done = compare(demos, [wild, *whole], cells=tmp_path, **shared)
+    assert [row["name"] for row in done.results["rows"]] == ["codec", "binning"]
+    assert [row["mse"] for row in done.results["rows"]] == [
+        row["mse"] for row in compare(demos, whole, **shared).results["rows"]
+    ]
+    assert done.broken.keys() == {"wild"}
+    assert not (tmp_path / "wild" / "cell.json").exists()
+    write_comparison(tmp_path / "out", done)
+    assert "Not there: wild (the loss is not finite" in (tmp_path / "out" / "tables.md").read_text()
+    with pytest.raises(ActionPieceError, match="not finite"):
+        compare(demos, [wild], **shared)
+
+
+def test_what_broke_off_is_missing_from_the_tables_that_had_it(demos: Any, training: Training) -> None:
+    found = resolve(SMALL, demos, training)
+    left = found.without({"binning": "it fell"})
+    assert [table["names"] for table in left.tables] == [
+        [name for name in table["names"] if name != "binning"] for table in found.tables
+    ]
+    new = [one for one in left.missing if one not in found.missing]
+    assert new == [{"table": "native", "name": "binning", "why": "it fell"}]
+
+
 def test_only_training_is_shortened() -> None:
     assert with_steps(FastConfig(), 5) == FastConfig()
     assert with_steps(None, 5) is None

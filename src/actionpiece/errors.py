@@ -7,6 +7,14 @@ class ActionPieceError(Exception):
     """Something the caller gave cannot be used: a file, a shape, a name, a setting."""
 
 
+class BrokenRunsError(ActionPieceError):
+    """Trainings that broke off while others, side by side with them, came to their end. errors: by their number."""
+
+    def __init__(self, errors: dict[int, ActionPieceError]) -> None:
+        super().__init__(str(next(iter(errors.values()))))
+        self.errors = errors
+
+
 class DecodeError(ActionPieceError):
     """A token sequence does not stand for any action chunk.
 

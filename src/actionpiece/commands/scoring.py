@@ -90,7 +90,7 @@ def compare(
     from actionpiece.evaluation.recipes import resolve_once
     from actionpiece.evaluation.replay import replayable
     from actionpiece.evaluation.score import Training
-    from actionpiece.report.page import absent
+    from actionpiece.report.text import listed
 
     if tokenizers is None:
         tokenizers = "" if recipe else "binning,fast,spline,pq"
@@ -115,7 +115,6 @@ def compare(
             contenders = [*map(Contender.parse, found.names), *named]
         if steps is not None:
             contenders = [replace(one, config=with_steps(one.config, steps)) for one in contenders]
-        order = {contender.name: number for number, contender in enumerate(contenders)}
         comparison = run(
             demos,
             contenders,
@@ -130,9 +129,12 @@ def compare(
             progress=show,
         )
         results = comparison.results
+        contenders = [one for one in contenders if one.name not in comparison.broken]
+        order = {contender.name: number for number, contender in enumerate(contenders)}
         if recipe:
             names = {one.name for one in named}
             joined = found.joined({r["name"]: r["bits_per_chunk"] for r in results["rows"] if r["name"] in names})
+            joined = joined.without(comparison.broken)
             results |= {"recipe": recipe, "tables": joined.tables, "missing": joined.missing}
         show(1.0, "writing the report")
         reports = write_comparison(out, comparison)
@@ -148,7 +150,19 @@ def compare(
             )
     if json:
         print_json(results)
-        return
+    else:
+        _show_comparison(results, order, demos, scoring)
+        say(f"Report: {', '.join(map(str, reports))}   Table: {out / 'tables.md'}   Figures: {out / 'results.json'}")
+    if comparison.broken:
+        name, why = next(iter(comparison.broken.items()))
+        broken = listed(comparison.broken)
+        raise ActionPieceError(f"{broken} could not be fitted, the rest is there. {name}: {why}")
+
+
+def _show_comparison(results: dict[str, Any], order: dict[str, int], demos: Demos, scoring: ScoreOptions) -> None:
+    """The tables of a comparison on the console. order: where a contender's row is."""
+    from actionpiece.report.page import absent
+
     for table in results.get("tables", [{"names": list(order)}]):
         if "name" in table:
             say(f"{table['name']}: {table['about']}")
@@ -160,7 +174,6 @@ def compare(
         from actionpiece.report.replay import show_replay
 
         show_replay(console, results["replay"])
-    say(f"Report: {', '.join(map(str, reports))}   Table: {out / 'tables.md'}   Figures: {out / 'results.json'}")
 
 
 def ablate(

@@ -120,6 +120,7 @@ def ablate(
     learned = [cell for cell in waiting if cell.contender.learned]
     groups = [[cell] for cell in waiting if not cell.contender.learned]
     groups += [learned[i : i + together] for i in range(0, len(learned), together)]
+    broken: list[str] = []
     for number, group in enumerate(groups):
 
         def show(fraction: float, what: str, number: int = number, group: list[_Cell] = group) -> None:
@@ -127,9 +128,14 @@ def ablate(
             progress((number + fraction) / len(groups), f"{names}: {what}")
 
         for cell, tokenizer in zip(group, _fit(group, demos, training, device, show), strict=True):
+            if isinstance(tokenizer, ActionPieceError):
+                broken.append(f"{cell.row.label}, seed {cell.seed}: {tokenizer}")
+                continue
             tokenizer.save_pretrained(cell.folder / "tokenizer")
             row = score(tokenizer, data, name=cell.row.label).row
             write_json(cell.folder / CELL, {"about": cell.about, "row": row})
+    if broken:  # what came to its end is kept; a table without the rest would look whole
+        raise ActionPieceError("; ".join(broken))
     results: dict[str, Any] = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -180,7 +186,7 @@ def _check_same(cell: _Cell) -> None:
 
 def _fit(
     group: list[_Cell], demos: Demos, training: Training, device: str, progress: Progress
-) -> list[ActionTokenizer]:
+) -> Sequence[ActionTokenizer | ActionPieceError]:
     if group[0].contender.learned:
         return fit_together(
             [cell.contender for cell in group],

@@ -12,6 +12,7 @@ from typing import Any
 
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
+from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
@@ -28,11 +29,13 @@ class Comparison:
     """What came of a comparison. results: plain data. pictures: what the report draws of them.
 
     made: tokenizers of the user's own code, which cannot be saved and loaded again.
+    broken: contenders without a row because their training broke off, and why.
     """
 
     results: dict[str, Any]
     pictures: dict[str, Any]
     made: dict[str, ActionTokenizer]
+    broken: dict[str, str]
 
 
 def compare(
@@ -49,7 +52,7 @@ def compare(
     together: int = 1,
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
-    """Score every contender on the same chunks.
+    """Score every contender on the same chunks. One whose training breaks off does not take the others with it.
 
     training: of `demos`, where it is there already.
     save: a folder under which the contenders that were fitted here are saved.
@@ -71,6 +74,7 @@ def compare(
         check_possible(contender, demos, training)
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
+    broken: dict[str, str] = {}
 
     def show(label: str, start: float, part: float, fraction: float, what: str) -> None:
         progress((start + part * fraction) / len(contenders), f"{label}: {what}")
@@ -78,13 +82,16 @@ def compare(
     for group in _groups([contender for contender in contenders if contender.name not in found], together):
         folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
         runs = [None if folder is None else folder / "run" for folder in folders]
-        at, label = len(found), group[0].name if len(group) == 1 else f"{len(group)} side by side"
+        at, label = len(found) + len(broken), group[0].name if len(group) == 1 else f"{len(group)} side by side"
 
         # Half of a group's time is for the fits, the other half for the scores.
         half, fitting = at + len(group) / 2, functools.partial(show, label, at, len(group) / 2)
         tokenizers = _ready(group, demos, training, seed=seed, runs=runs, device=device, progress=fitting)
         for number, (contender, tokenizer, folder) in enumerate(zip(group, tokenizers, folders, strict=True)):
             name = contender.name
+            if isinstance(tokenizer, ActionPieceError):
+                broken[name] = str(tokenizer)
+                continue
             if contender.maker is not None:
                 made[name] = tokenizer
             elif contender.folder is None and save is not None:
@@ -93,7 +100,9 @@ def compare(
             found[name] = Scored.of(score(tokenizer, data, name=name, progress=scoring))
             if folder is not None and contender.maker is None:
                 keep(folder, _about(contender, demos, protocol, seed), found[name])
-    scores = [found[contender.name] for contender in contenders]
+    if not found:
+        raise ActionPieceError(next(iter(broken.values())))
+    scores = [found[contender.name] for contender in contenders if contender.name not in broken]
     results: dict[str, Any] = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -106,7 +115,9 @@ def compare(
     }
     if before:
         results["finished_before"] = before  # their latencies were measured then, perhaps elsewhere
-    return Comparison(results, drawings(data, scores), made)
+    if broken:
+        results["missing"] = [{"table": "", "name": name, "why": why} for name, why in broken.items()]
+    return Comparison(results, drawings(data, scores), made, broken)
 
 
 def _groups(contenders: Sequence[Contender], together: int) -> list[list[Contender]]:
@@ -125,14 +136,17 @@ def _ready(
     runs: Sequence[Path | None],
     device: str,
     progress: Progress,
-) -> list[ActionTokenizer]:
-    """The tokenizers of a group of contenders."""
+) -> Sequence[ActionTokenizer | ActionPieceError]:
+    """The tokenizers of a group of contenders; why, in the place of one whose training broke off."""
     if group[0].learned:
         seeds = [seed] * len(group)
         return fit_together(group, seeds, demos, training, runs=runs, draw=seed, device=device, progress=progress)
     (contender,), (run,) = group, runs
     resume = run is not None and (run / CHECKPOINT).is_file()
-    return [ready(contender, demos, training, seed=seed, run=run, resume=resume, device=device, progress=progress)]
+    try:
+        return [ready(contender, demos, training, seed=seed, run=run, resume=resume, device=device, progress=progress)]
+    except BrokenRunsError as error:
+        return [error]
 
 
 def _about(contender: Contender, demos: Demos, protocol: Protocol, seed: int) -> dict[str, Any]:

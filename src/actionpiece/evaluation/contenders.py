@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from actionpiece.data import Demos
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.evaluation.score import Training, environment
 from actionpiece.makers import find_maker, make, names_maker
 from actionpiece.normalize import Normalizer, parse_way
@@ -181,9 +181,10 @@ def fit_together(
     draw: int = 0,
     device: str = "cpu",
     progress: Callable[[float, str], None] = lambda fraction, what: None,
-) -> list[ActionTokenizer]:
+) -> list[ActionTokenizer | ActionPieceError]:
     """Fit learned contenders side by side in one process, each by its seed, and write down what they were fitted on.
 
+    In the place of one whose training broke off there is the reason.
     runs: where each keeps its log and its checkpoint, from which it goes on. draw: the seed by which the chunks that
     they share are drawn.
     """
@@ -191,20 +192,24 @@ def fit_together(
     chunks = torch.from_numpy(fitting_chunks(training, draw))
     tokenizers: list[Any] = [unfitted(contender, demos, training) for contender in contenders]
     normalize = training.normalizer.normalize
-    fit_side_by_side(
-        tokenizers,
-        seeds,
-        normalize(chunks),
-        runs,
-        validation=normalize(torch.from_numpy(training.validation.sample(LOOK_CHUNKS, draw))),
-        resumed=[run is not None and (run / CHECKPOINT).is_file() for run in runs],
-        device=device,
-        progress=progress,
-    )
+    broken: dict[int, ActionPieceError] = {}
+    try:
+        fit_side_by_side(
+            tokenizers,
+            seeds,
+            normalize(chunks),
+            runs,
+            validation=normalize(torch.from_numpy(training.validation.sample(LOOK_CHUNKS, draw))),
+            resumed=[run is not None and (run / CHECKPOINT).is_file() for run in runs],
+            device=device,
+            progress=progress,
+        )
+    except BrokenRunsError as error:
+        broken = error.errors
     for tokenizer, seed in zip(tokenizers, seeds, strict=True):
         tokenizer.provenance = {"seed": seed, "chunks": len(chunks)}
         note_fit(tokenizer, demos, time.perf_counter() - began, device, side_by_side=len(tokenizers))
-    return tokenizers
+    return [broken.get(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
 
 
 def unfitted(contender: Contender, demos: Demos, training: Training) -> ActionTokenizer:

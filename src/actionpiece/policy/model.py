@@ -323,11 +323,12 @@ class ActionPolicy:
         """For each observation `actions` (H, D) float32 and `log_probs` of its tokens."""
         for observation in observations:
             self.check(observation)
-        # As many rows as the next power of two, the last repeated: few shapes are ever recorded.
         count = len(observations)
-        rows = [*observations, *[observations[-1]] * ((1 << (count - 1).bit_length()) - count)] if count else []
-        if not rows:
+        if not count:
             return []
+        rows = list(observations)
+        if self.device.type == "cuda":  # the next power of two, the last row repeated: few shapes are ever recorded
+            rows += rows[-1:] * ((1 << (count - 1).bit_length()) - count)
         made = self.generate(self.read(rows), sampling)
         ids = made.ids[:count]
         actions = self.tokenizer.decode(

@@ -129,9 +129,11 @@ def fit_side_by_side(
         tokenizer._run(examples.chunks, seed, folder, resume=resume, progress=progress)
         for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
     ]
-    train(runs, examples, progress=progress)
-    for tokenizer in tokenizers:
-        tokenizer.codec.cpu().requires_grad_(False)
+    try:
+        train(runs, examples, progress=progress)
+    finally:
+        for tokenizer in tokenizers:
+            tokenizer.codec.cpu().requires_grad_(False)
 
 
 def training(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.nn.fused import products
 from actionpiece.training import log
 from actionpiece.training.checkpoint import load_checkpoint, save_checkpoint
@@ -30,6 +30,7 @@ def train(
     """Train the networks of `runs` in place, side by side, on the device of the examples.
 
     On a CPU a run that was resumed ends bit for bit like one that was not interrupted.
+    A run whose loss is no longer finite ends there, the others at their last step; then `BrokenRunsError` says which.
     captured: compile the step, record it and replay it. By default where that is possible: on one GPU.
     """
     if captured is None:
@@ -56,9 +57,10 @@ def train(
                     tracker.look(lambda what: progress(done, what))  # noqa: B023 (called at once)
         for tracker in trackers:
             tracker.replica.release()
-        for tracker in trackers:  # one that broke does not stop the others, but it is not passed over
-            if tracker.broken is not None:
-                raise tracker.broken
+    # One that broke does not stop the others, but it is not passed over.
+    broken = {number: tracker.broken for number, tracker in enumerate(trackers) if tracker.broken is not None}
+    if broken:
+        raise BrokenRunsError(broken)
 
 
 class _Tracker:
