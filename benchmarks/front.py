@@ -90,11 +90,15 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": colour})
         axes.plot(*start, "o", color=colour, markerfacecolor="none")
         axes.plot(*end, "o", color=colour)
-        axes.annotate(f"{plain['blend']:g}", end, (4, 4), textcoords="offset points", color=colour)
-    for name, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, label=f"{name.replace('_', ' ')} groups, by blend")
+        axes.annotate(f"{plain['blend']:g}", end, (-5, 3), textcoords="offset points", color=colour, ha="right")
+    for name in dict.fromkeys(row["groups_of"] for row in rows):
+        axes.plot([], [], "o", color=COLOURS[name], label=f"{name.replace('_', ' ')} groups, by blend")
     axes.plot([], [], "o", color="#5b646e", markerfacecolor="none", label="hollow: product quantiser; full: codec")
     axes.set_xscale("log")
+    errors = [1e4 * row["mse"] for row in rows]
+    ticks = [tick for tick in (0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2, 3, 5) if min(errors) / 2 < tick < 2 * max(errors)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("MSE x1e-4 (left is better)")
     axes.set_ylabel("PRC (up is better)")
     axes.legend(frameon=False)

@@ -54,6 +54,17 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
         "name": "pq", "kind": "classical", "mse": pytest.approx(3e-5), "prc": pytest.approx(0.95), "seeds": 2,
         "front": False,
     }  # fmt: skip
+    between = [{"blend": blend, "groups_of": "least_error", "mse": 1.5e-5, "prc": 0.965} for blend in (0.0, 0.5)]
+    (tmp_path / "fronts.json").write_text(json.dumps({"data": {"name": "libero"}, "rows": between}))
+    measured_front.main(
+        measured_front.Options(classical, (ablation,), tmp_path / "more", fronts=(tmp_path / "fronts.json",))
+    )
+    more = json.loads((tmp_path / "more.json").read_text())
+    assert "--fronts" in more["command"]
+    assert {**more["points"]["libero"][-1], "name": ""} == {
+        "name": "", "kind": "blend", "mse": 1.5e-5, "prc": 0.965, "seeds": 1, "front": True
+    }  # fmt: skip
+    assert more["points"]["libero"][-1]["name"] == "blend 0.5, least error"  # the codec, not the quantiser before it
     drawn = (tmp_path / "front.svg").read_text()
     assert drawn.startswith("<?xml")
     measured_front.main(measured_front.Options(classical, (ablation,), tmp_path / "again"))
