@@ -133,6 +133,25 @@ def test_of_several_blends_the_best_order_wins_among_those_with_little_more_erro
     np.testing.assert_array_equal(ours.encode(CHUNKS), tried[expected].encode(CHUNKS))
 
 
+@pytest.mark.parametrize("blends", [(), (0.0, 0.7)])
+def test_either_way_of_sharing_components_is_tried_with_every_blend(blends: tuple[float, ...], tmp_path: Path) -> None:
+    config = tiny({**AS_PQ, "blends": blends, "groups": "either", "slack": 10.0}, **HARDLY)
+    wanted = [(groups, blend) for groups in ("least_error", "balanced") for blend in blends or (0.0,)]
+    assert [(one.groups, one.blend) for one in config.quantizers()] == wanted
+    tried = {place: product_quantizer(groups=place[0], blend=place[1]) for place in wanted}
+    raw = torch.from_numpy(CHUNKS[:240])
+    orders = {
+        place: prc(raw, torch.from_numpy(pq.decode(pq.encode(CHUNKS[:240]))), distance=pq.distance, k=32).value
+        for place, pq in tried.items()
+    }
+    assert len(set(orders.values())) == len(orders)
+    expected = max(orders, key=lambda place: orders[place])  # with so much slack, whatever its error
+    ours = fit(config, tmp_path)
+    assert (ours.config.groups, ours.config.train.blend) == expected
+    np.testing.assert_array_equal(ours.encode(CHUNKS), tried[expected].encode(CHUNKS))
+    assert same(fit(config, tmp_path, resume=True), ours)
+
+
 def test_the_chosen_blend_is_what_training_emphasises_and_a_resumed_run_chooses_it_again(tmp_path: Path) -> None:
     config = tiny({**AS_PQ, "blends": (1.0, 0.0)}, weights=PLAIN)
     tokenizer = fit(config, tmp_path)
@@ -156,7 +175,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codebook": "both"}, "codebook must be shared or per_slot, not 'both'"),
     ({"start": "random"}, "start must be kmeans or pq, not 'random'"),
     ({"groups": "odd"}, "groups must be least_error or balanced, not 'odd'"),
-    ({"blends": (0.5,)}, "blends are of product quantisers"),
+    ({"blends": (0.5,)}, "blends and groups are of product quantisers"),
+    ({"groups": "either"}, "blends and groups are of product quantisers"),
     ({"encoder_depth": 0}, "an encoder without layers needs a start as a product quantiser"),
     ({**AS_PQ, "codebook": "shared"}, "needs codebook per_slot, code_dim 0, deviation 0"),
     ({**AS_PQ, "code_dim": 4}, "needs codebook per_slot, code_dim 0, deviation 0"),

@@ -12,7 +12,7 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.prc import prc
 from actionpiece.tokenizers.base import FitJob, Progress
 from actionpiece.tokenizers.learned import LEVEL_MAJOR, LearnedTokenizer
-from actionpiece.tokenizers.pq import PQConfig, PQTokenizer
+from actionpiece.tokenizers.pq import GROUPINGS, PQConfig, PQTokenizer
 from actionpiece.training import Run, TrainConfig
 from actionpiece.training.physical import PhysicalCodec
 
@@ -42,7 +42,8 @@ class ActionPieceConfig:
         blends: try product quantisers with these blends, and go on from the one that keeps neighbours' order best among
             those with little more error than the first; none: the training's own blend.
         slack: how much more error, as a share, that may be.
-        groups: how that product quantiser shares components among slots; see `pq`.
+        groups: how that product quantiser shares components among slots; see `pq`. `either`: every blend is tried with
+            both ways; a fitted codec has the one that was chosen.
         code_dim: dimension of the codewords; 0: as many as a slot has values of the chunk, H * D / S.
         width: of the Transformers.
         encoder_depth: layers that read the chunk; 0 with a start as a product quantiser: its linear map alone does.
@@ -61,7 +62,7 @@ class ActionPieceConfig:
     start: Literal["kmeans", "pq"] = "kmeans"
     blends: tuple[float, ...] = ()
     slack: float = 0.0
-    groups: Literal["least_error", "balanced"] = "least_error"
+    groups: Literal["least_error", "balanced", "either"] = "least_error"
     code_dim: int = 2
     width: int = 192
     encoder_depth: int = 2
@@ -88,13 +89,22 @@ class ActionPieceConfig:
             raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
         if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim or self.deviation):
             raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
-        if self.start != "pq" and self.blends:
-            raise ActionPieceError("blends are of product quantisers to start from; without one there are none")
-        for blend in self.blends:
-            PQConfig(blend=blend)
+        if self.start != "pq" and (self.blends or self.groups == "either"):
+            raise ActionPieceError(
+                "blends and groups are of product quantisers to start from; without one there are none"
+            )
         if self.start != "pq" and not self.encoder_depth:
             raise ActionPieceError("an encoder without layers needs a start as a product quantiser")
-        PQConfig(tokens=self.slots, codes=self.codes, groups=self.groups)
+        self.quantizers()
+
+    def quantizers(self) -> list[PQConfig]:
+        """The product quantisers to choose the start from. The first is what the error of the others is held against."""
+        ways: tuple[Any, ...] = tuple(GROUPINGS) if self.groups == "either" else (self.groups,)
+        return [
+            PQConfig(tokens=self.slots, codes=self.codes, blend=blend, groups=groups)
+            for groups in ways
+            for blend in self.blends or (self.train.blend,)
+        ]
 
 
 def rvq() -> ActionPieceConfig:
@@ -192,7 +202,8 @@ class ActionPieceTokenizer(LearnedTokenizer):
         first = None
         if self.config.start == "pq":
             pq = self._product_quantizer(x, seed, progress)
-            self.config = replace(self.config, train=replace(self.config.train, blend=pq.config.blend))
+            train = replace(self.config.train, blend=pq.config.blend)
+            self.config = replace(self.config, groups=pq.config.groups, train=train)
             first = pq.codebooks
         run = super()._run(x, seed, folder, resume=resume)
         if first is not None:
@@ -204,18 +215,18 @@ class ActionPieceTokenizer(LearnedTokenizer):
         return replace(run, first=first)
 
     def _product_quantizer(self, x: Tensor, seed: int, progress: Progress) -> PQTokenizer:
-        """The product quantiser to start from: of several blends, the one to be preferred on training chunks."""
+        """The product quantiser to start from: of several, the one to be preferred on training chunks."""
         own = self.config
         sample = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_TRIAL].to(x.device)]
         raw = self.normalizer.denormalize(sample)
         tried = []
-        for blend in own.blends or (own.train.blend,):
-            config = PQConfig(tokens=own.slots, codes=own.codes, blend=blend, groups=own.groups)
+        choice = own.quantizers()
+        for config in choice:
             shared = {"space": self.space, "normalizer": self.normalizer, "distance": self.distance}
             pq = PQTokenizer(config, **shared, horizon=self.horizon)
-            say = functools.partial(_say_start, progress, blend)
+            say = functools.partial(_say_start, progress, config)
             pq._fit(x, FitJob(seed, say, None, None, False, str(x.device)))
-            if len(own.blends) < 2:
+            if len(choice) == 1:
                 return pq
             pq.to(x.device)
             decoded = pq._decode(pq._encode(sample))
@@ -225,5 +236,6 @@ class ActionPieceTokenizer(LearnedTokenizer):
         return max((trial for trial in tried if trial[0] <= limit), key=lambda trial: trial[1])[2]
 
 
-def _say_start(progress: Progress, blend: float, fraction: float, what: str) -> None:
-    progress(0.0, f"product quantiser of blend {blend}: {what}")  # the bar is for the training that follows
+def _say_start(progress: Progress, config: PQConfig, fraction: float, what: str) -> None:
+    # The bar is for the training that follows.
+    progress(0.0, f"product quantiser, blend {config.blend}, {config.groups.replace('_', ' ')} groups: {what}")
