@@ -98,7 +98,7 @@ class ActionPieceConfig:
         self.quantizers()
 
     def quantizers(self) -> list[PQConfig]:
-        """The product quantisers to choose the start from. The first is what the error of the others is held against."""
+        """The product quantisers to choose the start from. The others are held against the error of the first."""
         ways: tuple[Any, ...] = tuple(GROUPINGS) if self.groups == "either" else (self.groups,)
         return [
             PQConfig(tokens=self.slots, codes=self.codes, blend=blend, groups=groups)
