@@ -1,0 +1,118 @@
+"""Is every learned tokenizer of a comparison a fair contender? Its error beside a product quantiser's of the same bits.
+
+    actionpiece compare --recipe matched --data A.npz --device cuda --out matched
+    python benchmarks/fair.py --data A.npz --compared matched/results.json --out docs/results/fair_a
+
+For every learned row: the error of `pq` with as many tokens of as many codes, on the same chunks, and that of the mean
+training chunk; how many of a position's codes are in use, as a share. Writes OUT.json and OUT.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+import actionpiece
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.contenders import fit, fitting_chunks
+from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment
+from actionpiece.files import read_json, write_json, writing
+from actionpiece.metrics.fidelity import fidelity
+from actionpiece.tokenizers import tokenizer_class
+from actionpiece.tokenizers.learned import LearnedTokenizer
+from actionpiece.tokenizers.pq import PQConfig
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to look at.
+
+    Attributes:
+        data: the demonstrations that were compared.
+        compared: results.json of `actionpiece compare`.
+        out: where to write, without an ending.
+    """
+
+    data: str
+    compared: Path
+    out: Path
+
+
+def gather(options: Options, console: Console) -> dict[str, Any]:
+    """A row for every learned tokenizer, as plain data."""
+    compared = read_json(options.compared)
+    demos = actionpiece.open_demos(options.data)
+    if demos.describe()["fingerprint"] != compared["data"]["fingerprint"]:
+        raise ActionPieceError(f"{options.compared} is of other demonstrations than {options.data}")
+    protocol = Protocol(**compared["protocol"])
+    training = Training.of(demos, protocol.horizon)
+    data = ScoringSet.of(demos, training, protocol)
+
+    def error(decoded: np.ndarray) -> float:
+        return fidelity(data.chunks, decoded, space=demos.space, normalizer=training.normalizer).mse
+
+    mean = error(np.broadcast_to(fitting_chunks(training, compared["seed"]).mean(0), data.chunks.shape))
+    rows, known = [], {}
+    for row in compared["rows"]:
+        if not issubclass(tokenizer_class(row["kind"]), LearnedTokenizer):
+            continue
+        tokens = round(row["tokens_per_chunk"])
+        codes = round(2 ** (row["bits_per_chunk"] / tokens))
+        if (tokens, codes) not in known:
+            console.print(f"pq of {tokens} tokens of {codes} codes")
+            config = PQConfig(tokens=tokens, codes=codes)
+            plain = fit("pq", demos, training, config=config, seed=compared["seed"])
+            known[tokens, codes] = error(np.asarray(plain.decode(plain.encode(data.chunks))))
+        same = known[tokens, codes]
+        use = {"perplexity": row["position_perplexity"], "share": row["position_perplexity"] / codes}
+        figures = {"mse": row["mse"], "pq": same, "ratio": row["mse"] / same, "mean_chunk": mean}
+        rows.append({"name": row["name"], "tokens": tokens, "codes": codes, **figures, **use})
+    return {
+        "command": f"python benchmarks/fair.py {shlex.join(sys.argv[1:])}",
+        "compared": compared["command"],
+        "seed": compared["seed"],
+        "protocol": compared["protocol"],
+        "data": demos.describe(),
+        "environment": environment(),
+        "rows": rows,
+    }
+
+
+def page(document: dict[str, Any]) -> str:
+    """The Markdown page."""
+    rows = document["rows"]
+    lines = [
+        f"# Learned tokenizers beside a product quantiser of the same bits: {document['data']['name']}",
+        "",
+        f"Made by `{document['command']}` from `{document['compared']}`.",
+        f"`pq` has as many tokens of as many codes. Predicting the mean training chunk has an MSE of"
+        f" {1e4 * rows[0]['mean_chunk']:.0f} x1e-4. Perplexity is of the codes of one position.",
+        "",
+        "| tokenizer | tokens | codes | MSE x1e-4 | `pq` x1e-4 | of `pq` | of the mean's | perplexity | of its codes |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        errors = f"{1e4 * row['mse']:.3f} | {1e4 * row['pq']:.3f} | {row['ratio']:.2f}"
+        use = f"1/{row['mean_chunk'] / row['mse']:.1f} | {row['perplexity']:.0f} | {100 * row['share']:.0f} %"
+        lines.append(f"| {row['name']} | {row['tokens']} | {row['codes']} | {errors} | {use} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(options: Options) -> None:
+    document = gather(options, Console(stderr=True))
+    if not document["rows"]:
+        raise ActionPieceError(f"{options.compared} has no learned tokenizer")
+    write_json(options.out.with_suffix(".json"), document)
+    with writing(options.out.with_suffix(".md")) as aside:
+        aside.write_text(page(document))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

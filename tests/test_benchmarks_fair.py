@@ -1,0 +1,57 @@
+"""The fairness table holds learned tokenizers beside product quantisers of the same tokens and codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actionpiece import ActionPieceError, open_demos
+from actionpiece.evaluation.compare import compare, write_comparison
+from actionpiece.evaluation.contenders import Contender, fit
+from actionpiece.evaluation.score import Protocol, ScoringSet, Training
+from actionpiece.tokenizers.pq import PQConfig
+from tiny import tiny
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def fair(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sys.modules.pop("fair", None)
+    import fair  # type: ignore[import-not-found]
+
+    return fair
+
+
+def test_errors_stand_beside_those_of_pq_and_of_the_mean(fair: Any, tmp_path: Path) -> None:
+    demos, protocol = open_demos("generated"), Protocol(n=120, k=8)
+    contenders = [Contender("codec", "actionpiece", tiny()), Contender.parse("binning")]
+    write_comparison(tmp_path, compare(demos, contenders, protocol=protocol))
+    fair.main(fair.Options("generated", tmp_path / "results.json", tmp_path / "fair"))
+    document = json.loads((tmp_path / "fair.json").read_text())
+    (row,) = document["rows"]  # binning is not learned
+    config = tiny()
+    assert (row["name"], row["tokens"], row["codes"]) == ("codec", config.slots * config.levels, config.codes)
+    training = Training.of(demos, 8)
+    data = ScoringSet.of(demos, training, protocol)
+    scale = training.normalizer.scale
+    plain = fit("pq", demos, training, config=PQConfig(tokens=row["tokens"], codes=row["codes"]))
+    back = np.asarray(plain.decode(plain.encode(data.chunks)))
+    assert row["pq"] == pytest.approx(float((((back - data.chunks) / scale) ** 2).mean()), rel=1e-5)
+    mean = training.chunks.sample(10**6, 0).mean(0)
+    assert row["mean_chunk"] == pytest.approx(float((((data.chunks - mean) / scale) ** 2).mean()), rel=1e-4)
+    assert row["ratio"] == pytest.approx(row["mse"] / row["pq"])
+    assert 0 < row["share"] <= 1
+    assert f"| codec | {row['tokens']} | {row['codes']} |" in (tmp_path / "fair.md").read_text()
+
+
+def test_results_of_other_demonstrations_are_refused(fair: Any, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"data": {"fingerprint": "of others"}, "rows": []}))
+    with pytest.raises(ActionPieceError, match="other demonstrations"):
+        fair.main(fair.Options("generated", tmp_path / "results.json", tmp_path / "fair"))
