@@ -3,13 +3,15 @@
     actionpiece compare --data lift stack door --tokenizers tok/pq,tok/fast --out scored
     actionpiece rollout --policy policies/pq --env lift stack door --episodes 100 --size 96 --out loops/pq
     python benchmarks/closed_loop.py --scored scored/results.json --rollouts pq=loops/pq fast=loops/fast \
-        --out docs/results/closed_loop
+        --logs pq=policies/pq.run/log.jsonl fast=policies/fast.run/log.jsonl --out docs/results/closed_loop
 
 Writes OUT.json, OUT.md and OUT.svg. Every tokenizer is paired with the first one on the starts that both have finished.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,14 @@ class Options:
     Attributes:
         scored: results.json of `actionpiece compare` with these tokenizers by these names.
         rollouts: NAME=FOLDER for each, a folder of `actionpiece rollout`; the others are paired with the first.
+        logs: NAME=FILE for each, the log of its `actionpiece policy train`: what the policy does on episodes held out.
         out: where to write, without an ending.
     """
 
     scored: Path
     rollouts: tuple[str, ...]
     out: Path
+    logs: tuple[str, ...] = ()
 
 
 def gather(options: Options) -> dict[str, Any]:
@@ -63,12 +67,15 @@ def gather(options: Options) -> dict[str, Any]:
     for name in loops:
         if starts[name] != starts[first]:
             raise ActionPieceError(f"{name} and {first} have not finished the same starts; go on with both rollouts")
+    logs = dict(text.split("=", 1) for text in options.logs)
     rows = []
     for name, lines in loops.items():
         score, done = scores[name], summary(lines)
         row = {key: score[key] for key in ("tokens_per_chunk", "bits_per_chunk", "mse", "prc", "fingerprint")}
         row |= {"name": name, "overall": done["overall"], "tasks": done["tasks"], "mean_steps": done["mean_steps"]}
         row["paired_with_first"] = None if name == first else paired(lines, loops[first])
+        if options.logs:
+            row["held_out"] = held_out(logs, name)
         rows.append(row)
     return {
         "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=FOLDER' for name in loops)}",
@@ -81,18 +88,31 @@ def gather(options: Options) -> dict[str, Any]:
     }
 
 
+def held_out(logs: dict[str, str], name: str) -> dict[str, float]:
+    """The last look of a policy's training at episodes held out."""
+    if name not in logs:
+        raise ActionPieceError(f"--logs has no {name}")
+    looks = [json.loads(line) for line in Path(logs[name]).read_text().splitlines() if "val_accuracy" in line]
+    if not looks:
+        raise ActionPieceError(f"{logs[name]} has no look at episodes held out")
+    return {key: looks[-1][f"val_{key}"] for key in ("accuracy", "translation_mm", "rotation_deg")}
+
+
 def page(document: dict[str, Any]) -> str:
     """The Markdown page."""
     rows, shown = document["rows"], document["rollout"]
     tasks = list(rows[0]["tasks"])
-    heads = ["tokenizer", "tokens", "MSE x1e-4", "PRC", *tasks, "all", "95 % interval", f"against {document['first']}"]
+    looks = ["tokens right", "mm off", "degrees off"] if "held_out" in rows[0] else []
+    heads = ["tokenizer", "tokens", "MSE x1e-4", "PRC", *looks, *tasks, "all", "95 % interval"]
+    heads.append(f"against {document['first']}")
     lines = [
         "# One policy per tokenizer, closed loop",
         "",
         f"Starts are the same for all (seed {shown['seed']}), and {shown['execute']} commands of a chunk are executed"
         " before the policy looks again. MSE and PRC are of the tokenizer on"
         f" {document['protocol']['split']} chunks of the same demonstrations. The last column is McNemar's exact test"
-        " on paired starts: those that only this one did, those that only the other did, and p.",
+        " on paired starts: those that only this one did, those that only the other did, and p."
+        + (" The columns after PRC are the policy's on looks of episodes held out." if looks else ""),
         "",
         "| " + " | ".join(heads) + " |",
         "|---|" + "---:|" * (len(heads) - 1),
@@ -100,6 +120,9 @@ def page(document: dict[str, Any]) -> str:
     for row in rows:
         pair, whole = row["paired_with_first"], row["overall"]
         cells = [f"{row['tokens_per_chunk']:.3g}", f"{1e4 * row['mse']:.3g}", f"{row['prc']:.4f}"]
+        if looks:
+            look = row["held_out"]
+            cells += [f"{look['accuracy']:.0%}", f"{look['translation_mm']:.1f}", f"{look['rotation_deg']:.1f}"]
         cells += [f"{row['tasks'][task]['successes']}/{row['tasks'][task]['episodes']}" for task in tasks]
         cells += [f"{whole['success']:.1%}", f"{whole['low']:.1%} to {whole['high']:.1%}"]
         cells.append("-" if pair is None else f"{pair['only_first']} / {pair['only_second']}, p = {pair['p']:.2g}")
@@ -108,16 +131,23 @@ def page(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Success against error, and against PRC, with intervals."""
-    figure = Figure(figsize=(10, 4.2))
+    """Success against error, against PRC and against the policy's own error, with intervals."""
     rows = document["rows"]
-    for number, (key, factor, label) in enumerate((("mse", 1e4, "MSE x1e-4 (left is better)"), ("prc", 1, "PRC"))):
-        axes = figure.add_subplot(1, 2, number + 1)
+    panels: list[tuple[str, str, Callable[[dict[str, Any]], float]]] = [
+        ("MSE x1e-4 of the tokenizer (left is better)", "log", lambda row: 1e4 * row["mse"]),
+        ("PRC of the tokenizer (right is better)", "linear", lambda row: row["prc"]),
+    ]
+    if "held_out" in rows[0]:
+        own = "the policy's error on episodes held out, mm"
+        panels.append((own, "linear", lambda row: row["held_out"]["translation_mm"]))
+    figure = Figure(figsize=(4.4 * len(panels) + 1.2, 4.2))
+    for number, (label, scale, value) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), number + 1)
         for place, row in enumerate(rows):
             whole = row["overall"]
             below, above = whole["success"] - whole["low"], whole["high"] - whole["success"]
             axes.errorbar(
-                factor * row[key],
+                value(row),
                 100 * whole["success"],
                 yerr=[[100 * below], [100 * above]],
                 fmt=MARKERS[place % len(MARKERS)],
@@ -125,8 +155,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 capsize=2,
                 label=row["name"],
             )
-        if key == "mse":
-            axes.set_xscale("log")
+        axes.set_xscale(scale)
+        if number == 0:
             axes.set_ylabel("success, % (95 % interval)")
         axes.set_xlabel(label)
         axes.set_ylim(bottom=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_the_table_counts_and_pairs(closed_loop: Any, tmp_path: Path) -> None:
     assert (rows[1]["paired_with_first"]["only_first"], rows[1]["paired_with_first"]["only_second"]) == (0, 2)
     assert "| `fast` | 16 | 1 | 0.9000 | 1/3 | 1/3 | 33.3%" in (tmp_path / "out.md").read_text()
     assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+def test_what_the_policies_did_on_episodes_held_out_stands_beside(closed_loop: Any, tmp_path: Path) -> None:
+    for name, accuracy in (("pq", 0.25), ("fast", 0.5)):
+        made(tmp_path / name, {"lift": [True, False]})
+        looks = [{"step": 10, "loss": 1.0}]
+        looks += [
+            {"step": step, "val_accuracy": share, "val_translation_mm": 12.34, "val_rotation_deg": 4.0}
+            for step, share in ((20, 0.9), (30, accuracy))
+        ]
+        looks.append({"step": 31, "loss": 0.5})
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    matched = options(closed_loop, tmp_path, "pq", "fast")
+    logs = tuple(f"{name}={tmp_path / name}.jsonl" for name in ("pq", "fast"))
+    closed_loop.main(dataclasses.replace(matched, logs=logs))
+    assert "| `fast` | 16 | 1 | 0.9000 | 50% | 12.3 | 4.0 | 1/2 |" in (tmp_path / "out.md").read_text()
+    with pytest.raises(ActionPieceError, match="--logs has no fast"):
+        closed_loop.gather(dataclasses.replace(matched, logs=logs[:1]))
 
 
 @pytest.mark.parametrize(
