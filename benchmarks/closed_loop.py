@@ -11,7 +11,7 @@ Writes OUT.json, OUT.md and OUT.svg. Every tokenizer is paired with the first on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ def gather(options: Options) -> dict[str, Any]:
     scores = {row["name"]: row for row in compared["rows"]}
     loops: dict[str, list[dict[str, Any]]] = {}
     facts: dict[str, Any] = {}
-    for text in options.rollouts:
-        name, _, folder = text.partition("=")
+    for name, folder in _pairs(options.rollouts).items():
         if name not in scores:
             raise ActionPieceError(f"{options.scored} has no tokenizer '{name}'; it has {', '.join(scores)}")
         loops[name] = list(Journal(Path(folder) / "episodes.jsonl").lines.values())
@@ -67,7 +66,10 @@ def gather(options: Options) -> dict[str, Any]:
     for name in loops:
         if starts[name] != starts[first]:
             raise ActionPieceError(f"{name} and {first} have not finished the same starts; go on with both rollouts")
-    logs = dict(text.split("=", 1) for text in options.logs)
+    logs = _pairs(options.logs)
+    for name in logs:
+        if name not in loops:
+            raise ActionPieceError(f"there is a log of {name}, but no rollout")
     rows = []
     for name, lines in loops.items():
         score, done = scores[name], summary(lines)
@@ -78,7 +80,8 @@ def gather(options: Options) -> dict[str, Any]:
             row["held_out"] = held_out(logs, name)
         rows.append(row)
     return {
-        "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=FOLDER' for name in loops)}",
+        "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=FOLDER' for name in loops)}"
+        + (f" --logs {' '.join(f'{name}=FILE' for name in logs)}" if logs else ""),
         "first": first,
         "rollout": facts,
         "data": compared["data"],
@@ -88,10 +91,20 @@ def gather(options: Options) -> dict[str, Any]:
     }
 
 
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    """{name: place} of texts NAME=PLACE."""
+    for text in texts:
+        if "=" not in text:
+            raise ActionPieceError(f"'{text}' is not of the form NAME=PLACE")
+    return dict(text.split("=", 1) for text in texts)
+
+
 def held_out(logs: dict[str, str], name: str) -> dict[str, float]:
     """The last look of a policy's training at episodes held out."""
     if name not in logs:
         raise ActionPieceError(f"--logs has no {name}")
+    if not Path(logs[name]).is_file():
+        raise ActionPieceError(f"there is no log {logs[name]}")
     looks = [json.loads(line) for line in Path(logs[name]).read_text().splitlines() if "val_accuracy" in line]
     if not looks:
         raise ActionPieceError(f"{logs[name]} has no look at episodes held out")
@@ -112,7 +125,7 @@ def page(document: dict[str, Any]) -> str:
         " before the policy looks again. MSE and PRC are of the tokenizer on"
         f" {document['protocol']['split']} chunks of the same demonstrations. The last column is McNemar's exact test"
         " on paired starts: those that only this one did, those that only the other did, and p."
-        + (" The columns after PRC are the policy's on looks of episodes held out." if looks else ""),
+        + (" The three columns after PRC are the policy's on looks of episodes held out." if looks else ""),
         "",
         "| " + " | ".join(heads) + " |",
         "|---|" + "---:|" * (len(heads) - 1),

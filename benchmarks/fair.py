@@ -25,7 +25,7 @@ from actionpiece.evaluation.contenders import fit, fitting_chunks
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.metrics.fidelity import fidelity
-from actionpiece.tokenizers import tokenizer_class
+from actionpiece.tokenizers import KINDS, tokenizer_class
 from actionpiece.tokenizers.learned import LearnedTokenizer
 from actionpiece.tokenizers.pq import PQConfig
 
@@ -61,8 +61,8 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
     mean = error(np.broadcast_to(fitting_chunks(training, compared["seed"]).mean(0), data.chunks.shape))
     rows, known = [], {}
     for row in compared["rows"]:
-        if not issubclass(tokenizer_class(row["kind"]), LearnedTokenizer):
-            continue
+        if row["kind"] not in KINDS or not issubclass(tokenizer_class(row["kind"]), LearnedTokenizer):
+            continue  # a user's own, or a classical one
         tokens = round(row["tokens_per_chunk"])
         codes = round(2 ** (row["bits_per_chunk"] / tokens))
         if (tokens, codes) not in known:

@@ -11,7 +11,7 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class Options:
     data: str
     out: Path
     blends: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    groups: tuple[str, ...] = ("least_error", "balanced")
+    groups: tuple[Literal["least_error", "balanced"], ...] = ("least_error", "balanced")
     steps: int | None = None
     seed: int = 0
     split: str = "test"
@@ -125,9 +125,10 @@ def main(options: Options) -> None:
         group = contenders[first : first + options.together]
         seeds = [options.seed] * len(group)
         runs = [None if options.runs is None else options.runs / one.name.replace(" ", "-") for one in group]
-        for codec in fit_together(group, seeds, demos, training, runs=runs, device=options.device):
+        fitted = fit_together(group, seeds, demos, training, runs=runs, device=options.device)
+        for one, codec in zip(group, fitted, strict=True):
             if isinstance(codec, ActionPieceError):
-                raise codec
+                raise ActionPieceError(f"{one.name}: {codec}")
             codecs.append(codec)
     rows = []
     for (groups, blend), codec in zip(places, codecs, strict=True):

@@ -2,7 +2,7 @@
 
     python benchmarks/measured_front.py --classical docs/results/classical.json \
         --ablations docs/results/libero/ablation.json docs/results/teleop/ablation.json \
-        --fronts docs/results/front_libero.json --out docs/results/front
+        --before docs/results/libero/best_before.json --fronts docs/results/front_libero.json --out docs/results/front
 
 Writes OUT.svg, and OUT.json with the points. Those that no other point beats in both are joined.
 """
@@ -39,12 +39,12 @@ SIDES = {
         (-8, -3, "right"),
     ],
     "blend": [(-7, -3, "right"), (-7, -3, "right"), (-2, 8, "right"), (7, -3, "left"), (7, -3, "left")],
-    "best": [(8, -9, "left")],
+    "best": [(-4, -14, "left"), (8, -9, "left")],
 }
 KINDS = {
     "classical": "product quantisers",
     "codec": "the paper's codec",
-    "blend": "codecs from balanced quantisers, by blend",
+    "blend": "started from other quantisers, by blend",
     "best": "best",
 }
 ERRORS, ORDERS = (0.2, 0.3, 0.5, 1, 2, 3, 5), (0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995)  # ticks
@@ -57,13 +57,15 @@ class Options:
     Attributes:
         classical: of `benchmarks/classical.py`.
         ablations: of `actionpiece ablate`, one for each data set.
-        fronts: of `benchmarks/front.py`: codecs started from quantisers of many blends.
+        before: cells of `best` with an earlier start, {"cells": …} as in an ablation, of the first of these.
+        fronts: of `benchmarks/front.py`: codecs started from quantisers of many blends, which are left out themselves.
         out: where to write, without an ending.
     """
 
     classical: Path
     ablations: tuple[Path, ...]
     out: Path
+    before: Path | None = None
     fronts: tuple[Path, ...] = ()
 
 
@@ -94,10 +96,17 @@ def points(options: Options) -> dict[str, list[dict[str, Any]]]:
             kind = "best" if row["row"] == "best" else "codec"
             own.append({"name": row["label"], "kind": kind, **{key: row[key] for key in ("mse", "prc")}})
             own[-1]["seeds"] = len(row["seeds"])
+    if options.before is not None:
+        rows = [cell["row"] for cell in read_json(options.before)["cells"]]
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in ("mse", "prc")}
+        first = beside(read_json(options.ablations[0]), options.ablations[0])
+        first.append({"name": "best before", "kind": "best", **mean, "seeds": len(rows)})
     for path in options.fronts:
         document = read_json(path)
         own = beside(document, path)
-        for row in document["rows"][1::2]:  # the quantisers between them are those of the classical table
+        for row in document["rows"]:
+            if not row["name"].startswith("codec "):
+                continue
             name = f"blend {row['blend']:g}, {row['groups_of'].replace('_', ' ')}"
             own.append({"name": name, "kind": "blend", "mse": row["mse"], "prc": row["prc"], "seeds": 1})
     for rows in found.values():
@@ -115,6 +124,8 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.plot(*_places(front), color="#9aa3ab", linewidth=1, zorder=1)
         for kind in COLOURS:
             own = [row for row in rows if row["kind"] == kind]
+            if not own:
+                continue
             size = 130 if kind == "best" else 40
             style = {"color": COLOURS[kind], "marker": MARKERS[kind], "label": KINDS[kind], "zorder": 2}
             axes.scatter(*_places(own), s=size, **style)
@@ -158,6 +169,8 @@ def main(options: Options) -> None:
     found = points(options)
     names = " ".join(str(path) for path in options.ablations)
     command = f"python benchmarks/measured_front.py --classical {options.classical} --ablations {names}"
+    if options.before is not None:
+        command += f" --before {options.before}"
     if options.fronts:
         command += f" --fronts {' '.join(str(path) for path in options.fronts)}"
     # Seeds, versions and devices are in the files that were read.

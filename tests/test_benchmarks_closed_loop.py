@@ -73,6 +73,10 @@ def test_what_the_policies_did_on_episodes_held_out_stands_beside(closed_loop: A
     assert "| `fast` | 16 | 1 | 0.9000 | 50% | 12.3 | 4.0 | 1/2 |" in (tmp_path / "out.md").read_text()
     with pytest.raises(ActionPieceError, match="--logs has no fast"):
         closed_loop.gather(dataclasses.replace(matched, logs=logs[:1]))
+    with pytest.raises(ActionPieceError, match="'pq' is not of the form NAME=PLACE"):
+        closed_loop.gather(dataclasses.replace(matched, logs=("pq",)))
+    with pytest.raises(ActionPieceError, match="a log of oat, but no rollout"):
+        closed_loop.gather(dataclasses.replace(matched, logs=(*logs, "oat=x")))
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,19 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
         "name": "pq", "kind": "classical", "mse": pytest.approx(3e-5), "prc": pytest.approx(0.95), "seeds": 2,
         "front": False,
     }  # fmt: skip
-    between = [{"blend": blend, "groups_of": "least_error", "mse": 1.5e-5, "prc": 0.965} for blend in (0.0, 0.5)]
+    between = [
+        {"name": f"{kind} least_error 0.5", "blend": 0.5, "groups_of": "least_error", "mse": mse, "prc": 0.965}
+        for kind, mse in (("pq", 1e-5), ("codec", 1.5e-5))
+    ]
     (tmp_path / "fronts.json").write_text(json.dumps({"data": {"name": "libero"}, "rows": between}))
-    measured_front.main(
-        measured_front.Options(classical, (ablation,), tmp_path / "more", fronts=(tmp_path / "fronts.json",))
-    )
+    cells = [{"row": {"mse": mse, "prc": 0.5}} for mse in (1e-6, 3e-6)]
+    (tmp_path / "before.json").write_text(json.dumps({"cells": cells}))
+    further = {"before": tmp_path / "before.json", "fronts": (tmp_path / "fronts.json",)}
+    measured_front.main(measured_front.Options(classical, (ablation,), tmp_path / "more", **further))
     more = json.loads((tmp_path / "more.json").read_text())
+    assert "--before" in more["command"]
     assert "--fronts" in more["command"]
+    assert [p["mse"] for p in more["points"]["libero"] if "before" in p["name"]] == [pytest.approx(2e-6)]
     assert {**more["points"]["libero"][-1], "name": ""} == {
         "name": "", "kind": "blend", "mse": 1.5e-5, "prc": 0.965, "seeds": 1, "front": True
     }  # fmt: skip

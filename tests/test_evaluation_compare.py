@@ -240,11 +240,12 @@ def test_side_by_side_learned_contenders_are_what_they_are_alone(
     assert {file.parent.name for file in tmp_path.glob("*/cell.json")} == {"codec", "binning", "baseline", "third"}
 
 
+@pytest.mark.parametrize("when", [{}, {"validate_every": 1}, {"steps": 3}], ids=str)
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_contender_whose_training_breaks_off_leaves_the_others_their_rows(
-    demos: Any, training: Training, tmp_path: Path, together: int
+    demos: Any, training: Training, tmp_path: Path, together: int, when: dict[str, int]
 ) -> None:
-    wild = Contender("wild", "actionpiece", tiny(learning_rate=1e30, clip=1e30))
+    wild = Contender("wild", "actionpiece", tiny(learning_rate=1e30, clip=1e30, **when))
     whole = [Contender("codec", "actionpiece", tiny()), Contender.parse("binning")]
     shared: dict[str, Any] = {"protocol": PROTOCOL, "training": training, "together": together}
     done = compare(demos, [wild, *whole], cells=tmp_path, **shared)
@@ -255,8 +256,9 @@ def test_a_contender_whose_training_breaks_off_leaves_the_others_their_rows(
     assert done.broken.keys() == {"wild"}
     assert not (tmp_path / "wild" / "cell.json").exists()
     write_comparison(tmp_path / "out", done)
-    assert "Not there: wild (the loss is not finite" in (tmp_path / "out" / "tables.md").read_text()
-    with pytest.raises(ActionPieceError, match="not finite"):
+    for file in ("tables.md", "report.html"):
+        assert "Not there: wild (the loss is not finite" in (tmp_path / "out" / file).read_text()
+    with pytest.raises(ActionPieceError, match="wild: the loss is not finite"):
         compare(demos, [wild], **shared)
 
 
@@ -268,6 +270,9 @@ def test_what_broke_off_is_missing_from_the_tables_that_had_it(demos: Any, train
     ]
     new = [one for one in left.missing if one not in found.missing]
     assert new == [{"table": "native", "name": "binning", "why": "it fell"}]
+    # One that was to join the tables, and would have no row to do so, is missing from all of them.
+    new = [one for one in found.without({"mine": "it fell"}).missing if one not in found.missing]
+    assert [one["table"] for one in new] == ["native", "within-144-bits"]
 
 
 def test_only_training_is_shortened() -> None:

@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from actionpiece.distance import PhysicalDistance
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace, Group
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
@@ -205,10 +205,11 @@ def test_runs_side_by_side_end_bit_for_bit_like_each_alone(tmp_path: Path) -> No
 
 
 def test_a_run_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
-    configs = [tiny(learning_rate=1e30, clip=1e30), tiny()]
-    folders = [tmp_path / "broken", tmp_path / "whole"]
-    with pytest.raises(ActionPieceError, match="not finite"):
-        fit_together(configs, (0, 0), folders)
+    wild = tiny(learning_rate=1e30, clip=1e30)
+    folders = [tmp_path / name for name in ("broken", "whole", "broken too")]
+    with pytest.raises(BrokenRunsError, match="not finite") as raised:
+        fit_together([wild, tiny(), wild], (0, 0, 1), folders)
+    assert raised.value.errors.keys() == {0, 2}
     alone = fit(tiny(), tmp_path / "alone")
     assert alone.config.train.steps in lines(tmp_path / "whole")
     whole, expected = checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "alone")

@@ -135,7 +135,9 @@ def ablate(
             row = score(tokenizer, data, name=cell.row.label).row
             write_json(cell.folder / CELL, {"about": cell.about, "row": row})
     if broken:  # what came to its end is kept; a table without the rest would look whole
-        raise ActionPieceError("; ".join(broken))
+        raise ActionPieceError(
+            f"{'; '.join(broken)}. Cells that are finished are kept; --finished makes a table of them"
+        )
     results: dict[str, Any] = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

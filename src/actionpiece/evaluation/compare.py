@@ -21,7 +21,7 @@ from actionpiece.files import write_json, writing
 from actionpiece.sim.make import simulator
 from actionpiece.tokenizers import ActionTokenizer, load
 from actionpiece.tokenizers.base import Progress
-from actionpiece.training.checkpoint import NAME as CHECKPOINT
+from actionpiece.training.checkpoint import saved_step
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def compare(
         Those of the user's own code are made anew every time: whether it has changed is not known.
     device: where learned contenders train. together: how many of them side by side.
     """
+    if not contenders:
+        raise ActionPieceError("there is nothing to compare")
     check_names(contenders)
     check_device(device)
     training = training or Training.of(demos, protocol.horizon)
@@ -101,7 +103,7 @@ def compare(
             if folder is not None and contender.maker is None:
                 keep(folder, _about(contender, demos, protocol, seed), found[name])
     if not found:
-        raise ActionPieceError(next(iter(broken.values())))
+        raise ActionPieceError("; ".join(f"{name}: {why}" for name, why in broken.items()))
     scores = [found[contender.name] for contender in contenders if contender.name not in broken]
     results: dict[str, Any] = {
         "command": command,
@@ -142,7 +144,7 @@ def _ready(
         seeds = [seed] * len(group)
         return fit_together(group, seeds, demos, training, runs=runs, draw=seed, device=device, progress=progress)
     (contender,), (run,) = group, runs
-    resume = run is not None and (run / CHECKPOINT).is_file()
+    resume = saved_step(run) is not None
     try:
         return [ready(contender, demos, training, seed=seed, run=run, resume=resume, device=device, progress=progress)]
     except BrokenRunsError as error:

@@ -30,7 +30,7 @@ from actionpiece.tokenizers import (
     trained,
 )
 from actionpiece.tokenizers.learned import LearnedTokenizer, fit_side_by_side
-from actionpiece.training.checkpoint import NAME as CHECKPOINT
+from actionpiece.training.checkpoint import saved_step
 
 FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
 LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
@@ -184,7 +184,8 @@ def fit_together(
 ) -> list[ActionTokenizer | ActionPieceError]:
     """Fit learned contenders side by side in one process, each by its seed, and write down what they were fitted on.
 
-    In the place of one whose training broke off there is the reason.
+    In the place of one whose training broke off there is the reason. One that went on from a checkpoint says from
+    which step: up to there it was trained elsewhere, perhaps.
     runs: where each keeps its log and its checkpoint, from which it goes on. draw: the seed by which the chunks that
     they share are drawn.
     """
@@ -192,6 +193,7 @@ def fit_together(
     chunks = torch.from_numpy(fitting_chunks(training, draw))
     tokenizers: list[Any] = [unfitted(contender, demos, training) for contender in contenders]
     normalize = training.normalizer.normalize
+    before = [saved_step(run) for run in runs]
     broken: dict[int, ActionPieceError] = {}
     try:
         fit_side_by_side(
@@ -200,14 +202,16 @@ def fit_together(
             normalize(chunks),
             runs,
             validation=normalize(torch.from_numpy(training.validation.sample(LOOK_CHUNKS, draw))),
-            resumed=[run is not None and (run / CHECKPOINT).is_file() for run in runs],
+            resumed=[step is not None for step in before],
             device=device,
             progress=progress,
         )
     except BrokenRunsError as error:
         broken = error.errors
-    for tokenizer, seed in zip(tokenizers, seeds, strict=True):
+    for tokenizer, seed, step in zip(tokenizers, seeds, before, strict=True):
         tokenizer.provenance = {"seed": seed, "chunks": len(chunks)}
+        if step is not None:
+            tokenizer.provenance["went_on_from_step"] = step
         note_fit(tokenizer, demos, time.perf_counter() - began, device, side_by_side=len(tokenizers))
     return [broken.get(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
 

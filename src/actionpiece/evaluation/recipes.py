@@ -121,13 +121,13 @@ class Resolved:
         return Resolved(tables, missing)
 
     def without(self, broken: dict[str, str]) -> Resolved:
-        """Without contenders that came to nothing, {name: why}."""
+        """Without contenders that came to nothing, {name: why}; those of no table are missing from each."""
         tables = [table | {"names": [one for one in table["names"] if one not in broken]} for table in self.tables]
         missing = [
             {"table": table["name"], "name": name, "why": why}
             for table in self.tables
             for name, why in broken.items()
-            if name in table["names"]
+            if name in table["names"] or name not in self.names
         ]
         return Resolved(tables, self.missing + missing)
 

@@ -95,11 +95,9 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
 
 def _table_note(results: dict[str, Any]) -> str:
     """What the table is, where a comparison has several, and who is missing from it."""
-    if "table" not in results:
-        return ""
-    table = results["table"]
-    said = "".join(f'<p class="note">{esc(sentence)}</p>\n' for sentence in absent(results, table["name"]))
-    return f"<p>{esc(table['about'])}</p>\n{said}"
+    table = results.get("table", {"name": "", "about": ""})
+    about = f"<p>{esc(table['about'])}</p>\n" if table["about"] else ""
+    return about + "".join(f'<p class="note">{esc(sentence)}</p>\n' for sentence in absent(results, table["name"]))
 
 
 def _section(ident: str, title: str, body: str) -> str:

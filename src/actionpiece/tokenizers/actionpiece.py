@@ -89,7 +89,9 @@ class ActionPieceConfig:
             raise ActionPieceError(f"start must be kmeans or pq, not '{self.start}'")
         if self.start == "pq" and (self.codebook != "per_slot" or self.code_dim or self.deviation):
             raise ActionPieceError("a start as a product quantiser needs codebook per_slot, code_dim 0, deviation 0")
-        if self.start != "pq" and (self.blends or self.groups == "either"):
+        if self.groups not in (*GROUPINGS, "either"):
+            raise ActionPieceError(f"groups must be {', '.join(GROUPINGS)} or either, not '{self.groups}'")
+        if self.start != "pq" and (self.blends or self.groups != "least_error"):
             raise ActionPieceError(
                 "blends and groups are of product quantisers to start from; without one there are none"
             )

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.tokenizers.base import FitJob, Progress
 from actionpiece.tokenizers.lengths import FixedLengthTokenizer
@@ -129,11 +129,15 @@ def fit_side_by_side(
         tokenizer._run(examples.chunks, seed, folder, resume=resume, progress=progress)
         for tokenizer, seed, folder, resume in zip(tokenizers, seeds, folders, resumed, strict=True)
     ]
+    broken: BrokenRunsError | None = None
     try:
         train(runs, examples, progress=progress)
-    finally:
-        for tokenizer in tokenizers:
-            tokenizer.codec.cpu().requires_grad_(False)
+    except BrokenRunsError as error:  # the others have come to their end
+        broken = error
+    for tokenizer in tokenizers:
+        tokenizer.codec.cpu().requires_grad_(False)
+    if broken is not None:
+        raise broken
 
 
 def training(

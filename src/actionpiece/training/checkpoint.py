@@ -27,6 +27,17 @@ def save_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         save_file(tensors, aside, metadata={"step": str(replica.done), "about": json.dumps(about, sort_keys=True)})
 
 
+def saved_step(folder: Path | None) -> int | None:
+    """The step of the checkpoint in a folder; None where there is none."""
+    if folder is None or not (folder / NAME).is_file():
+        return None
+    try:
+        with safe_open(folder / NAME, "pt") as file:
+            return int((file.metadata() or {})["step"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise ActionPieceError(f"{folder / NAME} is not a whole checkpoint: {error}") from None
+
+
 @torch.no_grad()
 def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> None:
     """Put a replica back where its checkpoint left it.

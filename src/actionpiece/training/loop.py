@@ -106,18 +106,24 @@ class _Tracker:
         """Report, validate and keep a checkpoint, whatever is due."""
         done = self.replica.done
         values = {name: float(value) for name, value in self.replica.terms.items()}
-        if not all(math.isfinite(value) for value in values.values()):
+        if is_first() and _finite(values) and (self.finished or done % self.config.validate_every == 0):
+            # The losses are of the weights before the last step; this is of those after it.
+            values |= self.replica.validate()
+            if not _finite(values) and not self.finished and world_size() > 1:
+                return  # the other processes have not looked: all of them see it in the next step's loss
+        if not _finite(values):
             self.broken = ActionPieceError(
                 f"the loss is not finite at step {done} ({log.line(values)}); try a lower learning rate"
-                + (" and go on from the last checkpoint, which is kept" if self.run.folder is not None else "")
             )
             return
         if not is_first():
             return
-        if self.finished or done % self.config.validate_every == 0:
-            values |= self.replica.validate()
         if self.log is not None:
             self.log.write(done, values)
         say(f"step {done}: {log.line(values)}")
         if self.run.folder is not None and (self.finished or done % self.config.checkpoint_every == 0):
             save_checkpoint(self.run.folder, self.replica, self.about)
+
+
+def _finite(values: dict[str, float]) -> bool:
+    return all(math.isfinite(value) for value in values.values())

@@ -6,6 +6,7 @@ stream of its own, so that several replicas run side by side.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ class Replica:
             "codes_used": float(used.float().mean()),
         }
         k = min(32, len(chunks) - 1)
-        if k >= 2:
+        if k >= 2 and math.isfinite(found["val_mse"]):
             raw = [normalizer.denormalize(side) for side in (chunks, decoded)]
             found["val_prc"] = prc(raw[0], raw[1], distance=self.examples.distance, k=k).value
         return found
