@@ -51,12 +51,14 @@ def gather(options: Options) -> dict[str, Any]:
     scores = {row["name"]: row for row in compared["rows"]}
     loops: dict[str, list[dict[str, Any]]] = {}
     facts: dict[str, Any] = {}
+    made: dict[str, dict[str, Any]] = {}
     for name, folder in _pairs(options.rollouts).items():
         if name not in scores:
             raise ActionPieceError(f"{options.scored} has no tokenizer '{name}'; it has {', '.join(scores)}")
         loops[name] = list(Journal(Path(folder) / "episodes.jsonl").lines.values())
         check_no_errors(loops[name])
         settings = read_json(Path(folder) / "settings.json")
+        made[name] = {"weights": settings.get("weights"), "rolled_out_in": _environment(Path(folder))}
         same = {key: settings[key] for key in ("execute", "size", "published", "seed")}
         if facts and facts != same:
             raise ActionPieceError(f"{folder} was rolled out with {same}, others with {facts}")
@@ -75,6 +77,7 @@ def gather(options: Options) -> dict[str, Any]:
         score, done = scores[name], summary(lines)
         row = {key: score[key] for key in ("tokens_per_chunk", "bits_per_chunk", "mse", "prc", "fingerprint")}
         row |= {"name": name, "overall": done["overall"], "tasks": done["tasks"], "mean_steps": done["mean_steps"]}
+        row |= made[name]
         row["paired_with_first"] = None if name == first else paired(lines, loops[first])
         if options.logs:
             row["held_out"] = held_out(logs, name)
@@ -89,6 +92,11 @@ def gather(options: Options) -> dict[str, Any]:
         "scored_in": compared["environment"],
         "rows": rows,
     }
+
+
+def _environment(folder: Path) -> Any:
+    """Versions and machine of a rollout that is finished."""
+    return read_json(folder / "results.json")["environment"] if (folder / "results.json").is_file() else None
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
