@@ -12,7 +12,7 @@ import torch
 from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.nn.fused import products
 from actionpiece.training import log
-from actionpiece.training.checkpoint import load_checkpoint, save_checkpoint
+from actionpiece.training.checkpoint import load_checkpoint, save_checkpoint, saved_step
 from actionpiece.training.examples import BLOCK, Examples
 from actionpiece.training.ranks import is_first, world_size
 from actionpiece.training.replica import Replica, Run
@@ -112,8 +112,10 @@ class _Tracker:
             if not _finite(values) and not self.finished and world_size() > 1:
                 return  # the other processes have not looked: all of them see it in the next step's loss
         if not _finite(values):
+            step = saved_step(self.run.folder)
             self.broken = ActionPieceError(
                 f"the loss is not finite at step {done} ({log.line(values)}); try a lower learning rate"
+                + ("" if step is None else f"; the last checkpoint, of step {step}, is kept")
             )
             return
         if not is_first():
