@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actionpiece.errors import ActionPieceError
+from scripts import script
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCORE = {"tokens_per_chunk": 16, "bits_per_chunk": 144, "mse": 1e-4, "prc": 0.9, "fingerprint": "f"}
 
 
 @pytest.fixture
-def closed_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sys.modules.pop("closed_loop", None)
-    import closed_loop  # type: ignore[import-not-found]
-
-    return closed_loop
+def closed_loop() -> Any:
+    return script("closed_loop")
 
 
 def made(folder: Path, successes: dict[str, list[bool]], **settings: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,13 @@ from actionpiece.evaluation.compare import compare, write_comparison
 from actionpiece.evaluation.contenders import Contender, fit
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training
 from actionpiece.tokenizers.pq import PQConfig
+from scripts import script
 from tiny import tiny
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def fair(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sys.modules.pop("fair", None)
-    import fair  # type: ignore[import-not-found]
-
-    return fair
+def fair() -> Any:
+    return script("fair")
 
 
 def test_errors_stand_beside_those_of_pq_and_of_the_mean(fair: Any, tmp_path: Path) -> None:

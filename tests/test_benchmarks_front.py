@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,12 @@ import numpy as np
 import pytest
 
 from actionpiece.data import generate
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from scripts import script
 
 
 @pytest.fixture
-def front(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sys.modules.pop("front", None)
-    import front  # type: ignore[import-not-found]
-
-    return front
+def front() -> Any:
+    return script("front")
 
 
 def test_every_codec_stands_beside_its_quantiser_and_is_trained_once(front: Any, tmp_path: Path) -> None:

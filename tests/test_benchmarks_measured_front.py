@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actionpiece.errors import ActionPieceError
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from scripts import script
 
 
 @pytest.fixture
-def measured_front(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sys.modules.pop("measured_front", None)
-    import measured_front  # type: ignore[import-not-found]
-
-    return measured_front
+def measured_front() -> Any:
+    return script("measured_front")
 
 
 def written(folder: Path, data: str) -> tuple[Path, Path]:
