@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from actionpiece.nn.fused import fused
+
 
 class Finite(NamedTuple):
     """codes: (B, S) int64. values: (B, S, d) centres of cells, with a straight-through gradient."""
@@ -44,13 +46,21 @@ class FSQ(nn.Module):
         return torch.tanh(self.project_in(features))
 
     def quantize(self, bounded: Tensor) -> Finite:
-        # In float32 tanh reaches 1, which belongs to the last cell.
-        cells = ((bounded.detach() + 1) / 2 * self.levels).long().minimum(self.levels - 1)
-        codes = (cells * self.strides).sum(-1)
-        # bounded - bounded.detach() is exactly zero and carries the gradient, so that `values` gives the same bits.
-        return Finite(codes, self.values(codes) + (bounded - bounded.detach()))
+        return Finite(*_quantized(bounded, self.levels, self.strides))
 
     def values(self, codes: Tensor) -> Tensor:
         """The centres (B, S, d) of the cells that codes (B, S) stand for."""
-        cells = codes[..., None] // self.strides % self.levels
-        return (2 * cells + 1) / self.levels - 1
+        return _centres(codes[..., None] // self.strides % self.levels, self.levels)
+
+
+@fused
+def _quantized(bounded: Tensor, levels: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and centres of cells of numbers (B, S, d) within (-1, 1)."""
+    # In float32 tanh reaches 1, which belongs to the last cell.
+    cells = ((bounded.detach() + 1) / 2 * levels).long().minimum(levels - 1)
+    # bounded - bounded.detach() is exactly zero and carries the gradient, so that `values` gives the same bits.
+    return (cells * strides).sum(-1), _centres(cells, levels) + (bounded - bounded.detach())
+
+
+def _centres(cells: Tensor, levels: Tensor) -> Tensor:
+    return (2 * cells + 1) / levels - 1

@@ -14,9 +14,11 @@ R = TypeVar("R")
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile the function for a GPU on its first call; on a CPU, where one machine may lack a compiler, leave it.
+    """Compile the function for training on a GPU, on its first call.
 
-    The first argument decides, and must be a tensor. `torch.compiler.set_stance("force_eager")` switches this off.
+    It is left as it is on a CPU, where one machine may lack a compiler, and without gradients, where batches are of any
+    size and each would be compiled for. The first argument tells the device, and must be a tensor.
+    `torch.compiler.set_stance("force_eager")` switches this off.
     """
     compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
 
@@ -24,7 +26,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
         assert isinstance(first, torch.Tensor)
-        return (compiled() if first.is_cuda else function)(*args, **kwargs)
+        return (compiled() if first.is_cuda and torch.is_grad_enabled() else function)(*args, **kwargs)
 
     return call
 

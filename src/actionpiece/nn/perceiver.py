@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actionpiece.nn.transformer import Block, half_products, random_signs
+from actionpiece.nn.transformer import Block, HalfProducts, random_signs
 
 _LAYER_SCALE = 1e-2
 _QUERY_SIZE = 0.005  # queries start small, or what LayerScale lets through would drown in them
@@ -40,7 +40,7 @@ class CrossBlock(Block):
         return out
 
 
-class Perceiver(nn.Module):
+class Perceiver(HalfProducts):
     """`wanted` vectors (B, wanted, width) from a sequence (B, given, width).
 
     embodiments: sets of queries; forward is told each chunk's, (B,). given_times, wanted_times: fixed features of time
@@ -72,7 +72,7 @@ class Perceiver(nn.Module):
         self.read_gains = nn.Parameter(random_signs(wanted, width))
 
     def forward(self, x: Tensor, embodiment: Tensor) -> Tensor:
-        with half_products(self, x):
+        with self.half_products(x):
             memory = x * self.gains
             if self.given_times is not None:
                 memory = memory + self.given_times

@@ -65,22 +65,33 @@ class Standardize(nn.Module):
         self.register_buffer("variance", torch.ones(slots, dim))
 
     def forward(self, u: Tensor) -> Tensor:
-        mean, scale = self.mean, self.deviation * (self.variance + 1e-8).rsqrt()
         if not (self.training and torch.is_grad_enabled()):
-            return (u - mean) * scale
+            return (u - self.mean) * (self.deviation * (self.variance + 1e-8).rsqrt())
         self._follow(u.detach())
-        mean, scale = self.mean.clone(), self.deviation * (self.variance + 1e-8).rsqrt()
-        # The value is that of the moving averages; the gradient is that of the batch's own mean and deviation (batch
-        # renormalisation, Ioffe 2017), so that nothing is gained by moving or stretching a slot, and none drifts away.
-        own_mean, own_variance = u.mean(0), u.var(0, correction=0)
-        own = (u - own_mean) * (own_variance + 1e-8).rsqrt()
-        stretch, shift = (own_variance + 1e-8).sqrt() * scale, (own_mean - mean) * scale
-        return own * stretch.detach() + shift.detach()
+        return _renormalized(u, self.mean.clone(), self.variance.clone(), self.deviation)
 
     def _follow(self, u: Tensor) -> None:
         self.mean.lerp_(_mean_over_ranks(u.mean(0)), 1 - self.decay)
-        # About the moving mean, differences first: a mean far from zero must not cancel the digits away.
-        self.variance.lerp_(_mean_over_ranks((u - self.mean).square().mean(0)), 1 - self.decay)
+        self.variance.lerp_(_mean_over_ranks(_variance_about(u, self.mean)), 1 - self.decay)
+
+
+@fused
+def _variance_about(u: Tensor, mean: Tensor) -> Tensor:
+    # Differences first: a mean far from zero must not cancel the digits away.
+    return (u - mean).square().mean(0)
+
+
+@fused
+def _renormalized(u: Tensor, mean: Tensor, variance: Tensor, deviation: float) -> Tensor:
+    """(u - mean) / sqrt(variance), times the deviation, with the gradient of the batch's own mean and variance.
+
+    That is batch renormalisation (Ioffe 2017): nothing is gained by moving or stretching a slot, and none drifts away.
+    """
+    scale = deviation * (variance + 1e-8).rsqrt()
+    own_mean, own_variance = u.mean(0), u.var(0, correction=0)
+    own = (u - own_mean) * (own_variance + 1e-8).rsqrt()
+    stretch, shift = (own_variance + 1e-8).sqrt() * scale, (own_mean - mean) * scale
+    return own * stretch.detach() + shift.detach()
 
 
 class ResidualVQ(nn.Module):
@@ -130,8 +141,7 @@ class ResidualVQ(nn.Module):
         """
         residual, done = u, []
         for book in self.codebook[:levels]:
-            distances = _squared_distances(residual, book)
-            codes = distances.argmin(-1)
+            distances, codes = _nearest(residual, book)
             chosen = _pick(book, codes)
             done.append(Level(residual, distances, codes, chosen, book))
             residual = residual - chosen
@@ -155,26 +165,18 @@ class ResidualVQ(nn.Module):
         hard = torch.stack(chosen).sum(0)
         return hard, self.project_out(hard)
 
-    @torch.no_grad()
     def update(self, quantized: Quantized) -> None:
         """Let the codebooks follow a batch, and replace codewords that died. Shapes are static, as capture needs."""
         books, size, dim = self.codebook.shape[1:]
         for number, level in enumerate(quantized.levels):
             vectors = level.residual.detach().to(self.codebook.dtype)
             place = level.codes if books == 1 else level.codes + size * torch.arange(self.slots, device=vectors.device)
-            flat = vectors.reshape(-1, dim)
-            # One sum for both statistics: how many vectors chose each codeword, and their total.
-            seen = flat.new_zeros(books * size, dim + 1)
-            seen.index_add_(0, place.flatten(), torch.cat((flat, torch.ones_like(flat[:, :1])), 1))
-            pool = vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1)  # (C, N, d)
-            # A batch is in random order already: which of its vectors a codeword gets need not be drawn again.
-            fresh = pool[:, torch.arange(size, device=pool.device) * _STRIDE % pool.shape[1]]
+            seen = _seen(vectors.reshape(-1, dim), place.flatten(), books * size).view(books, size, dim + 1)
+            fresh = _fresh(vectors.reshape(1, -1, dim) if books == 1 else vectors.transpose(0, 1), size)
             _sum_over_ranks(seen)
             _from_first_rank(fresh)
             averages = self.count[number], self.total[number]
-            moved = _follow(*averages, seen.view(books, size, dim + 1), fresh, self.decay, self.dead_share)
-            for tensor, value in zip((*averages, self.codebook[number]), moved, strict=True):
-                tensor.copy_(value)
+            _follow(seen, fresh, *averages, self.codebook[number], self.decay, self.dead_share)
 
     @torch.no_grad()
     def start(self, u: Tensor, generator: torch.Generator, first: Tensor | None = None) -> None:
@@ -193,32 +195,53 @@ class ResidualVQ(nn.Module):
             self.codebook[number] = centroids
             self.count[number] = 1.0
             self.total[number] = centroids
-            residual = residual - _pick(centroids, _squared_distances(residual, centroids).argmin(-1))
+            residual = residual - _pick(centroids, _nearest(residual, centroids)[1])
+
+
+@fused
+def _seen(vectors: Tensor, place: Tensor, count: int) -> Tensor:
+    """(count, d + 1) what vectors (N, d) add to the statistics at their places (N,): their totals, their numbers."""
+    ones = torch.ones_like(vectors[:, :1])
+    return vectors.new_zeros(count, vectors.shape[1] + 1).index_add(0, place, torch.cat((vectors, ones), 1))
+
+
+@fused
+def _fresh(pool: Tensor, size: int) -> Tensor:
+    """(C, K, d) a vector of the pool (C, N, d) for every codeword, should it have died.
+
+    A batch is in random order already: which of its vectors a codeword gets need not be drawn again.
+    """
+    return pool[:, torch.arange(size, device=pool.device) * _STRIDE % pool.shape[1]]
 
 
 @fused
 def _follow(
-    count: Tensor, total: Tensor, seen: Tensor, fresh: Tensor, decay: float, dead_share: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Moving averages (C, K) and (C, K, d) after a batch with the sums `seen` (C, K, d + 1), and the codewords of them.
+    seen: Tensor, fresh: Tensor, count: Tensor, total: Tensor, codebook: Tensor, decay: float, dead_share: float
+) -> None:
+    """Let moving averages (C, K) and (C, K, d), and the codewords that they are of, follow what a batch has `seen`.
 
     Codewords that died start again as a `fresh` vector (C, K, d) with an average count.
     """
-    count = count.lerp(seen[..., -1], 1 - decay)
-    total = total.lerp(seen[..., :-1], 1 - decay)
-    mean = count.mean(-1, keepdim=True)
-    dead = count < dead_share * mean
-    count = torch.where(dead, mean, count)
-    total = torch.where(dead[..., None], fresh * mean[..., None], total)
+    followed = count.lerp(seen[..., -1], 1 - decay)
+    mean = followed.mean(-1, keepdim=True)
+    dead = followed < dead_share * mean
+    count.copy_(torch.where(dead, mean, followed))
+    total.copy_(torch.where(dead[..., None], fresh * mean[..., None], total.lerp(seen[..., :-1], 1 - decay)))
     # With dead_share 0 an average may come to nothing; it must not divide by zero.
-    return count, total, total / count.clamp_min(1e-6)[..., None]
+    codebook.copy_(total / count.clamp_min(1e-6)[..., None])
 
 
-def _squared_distances(u: Tensor, book: Tensor) -> Tensor:
-    """(B, S, K) squared distances of (B, S, d) to the codewords (1 or S, K, d)."""
+def _nearest(u: Tensor, book: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, S, K) squared distances of (B, S, d) to the codewords (1 or S, K, d), and the nearest one, (B, S)."""
     with products("highest"):  # ten bits of mantissa would decide between near codewords at random
         cross = (u.transpose(0, 1) @ book.transpose(-1, -2)).transpose(0, 1)
-    return u.square().sum(-1, keepdim=True) - 2 * cross + book.square().sum(-1)
+    return _completed(u, cross, book)
+
+
+@fused
+def _completed(u: Tensor, cross: Tensor, book: Tensor) -> tuple[Tensor, Tensor]:
+    distances = u.square().sum(-1, keepdim=True) - 2 * cross + book.square().sum(-1)
+    return distances, distances.argmin(-1)
 
 
 def _pick(book: Tensor, codes: Tensor) -> Tensor:

@@ -34,7 +34,16 @@ class Block(nn.Module):
         return out
 
 
-class Reader(nn.Module):
+class HalfProducts(nn.Module):
+    """A network whose `nn.Linear` layers all work under `half_products`."""
+
+    def half_products(self, x: Tensor) -> AbstractContextManager[object]:
+        """Training on a GPU does products with eight bits of mantissa; all that adds up stays in float32."""
+        half = x.is_cuda and self.training and torch.is_grad_enabled()
+        return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+
+
+class Reader(HalfProducts):
     """Learned queries read a sequence: `wanted` vectors (B, wanted, width) from (B, given, width).
 
     What is read does not change from block to block, so the keys and values of all blocks are one product.
@@ -57,7 +66,7 @@ class Reader(nn.Module):
         self.read_gains = nn.Parameter(random_signs(wanted, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        with half_products(self, x):
+        with self.half_products(x):
             both = self.key_value(self.memory_norm(torch.addcmul(self.positions, x, self.gains)))
             memory = both.unflatten(-1, (2 * self.depth, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
             read = self.queries.expand(len(x), -1, -1)
@@ -65,12 +74,6 @@ class Reader(nn.Module):
                 read = block(read, memory[2 * number], memory[2 * number + 1])
         out: Tensor = self.norm(read.to(self.norm.weight.dtype)) * self.read_gains
         return out
-
-
-def half_products(module: nn.Module, x: Tensor) -> AbstractContextManager[object]:
-    """Training on a GPU does the blocks' products with eight bits of mantissa; all that adds up stays in float32."""
-    half = x.is_cuda and module.training and torch.is_grad_enabled()
-    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
 
 
 class SelfBlock(Block):
@@ -86,7 +89,7 @@ class SelfBlock(Block):
         return super().forward(x, keys, values, mask)
 
 
-class Stack(nn.Module):
+class Stack(HalfProducts):
     """A sequence (B, T, width) that reads itself. mask: (T, T), true where the row may read the column; None: anywhere.
 
     Positions are an offset and a gain at both ends, for the reason given at `Reader`.
@@ -104,7 +107,7 @@ class Stack(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        with half_products(self, x):
+        with self.half_products(x):
             read = torch.addcmul(self.positions, x, self.gains)
             for block in self.blocks:
                 read = block(read, self.mask)

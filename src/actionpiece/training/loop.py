@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -35,7 +36,8 @@ def train(
     """
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
-    with products("high"):  # more than a gradient needs
+    # Exact products are more than a gradient needs.
+    with products("high"), _compiled_for(len(runs)) if captured else nullcontext():
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while behind := [tracker for tracker in trackers if not tracker.over]:
@@ -61,6 +63,12 @@ def train(
     broken = {number: tracker.broken for number, tracker in enumerate(trackers) if tracker.broken is not None}
     if broken:
         raise BrokenRunsError(broken)
+
+
+def _compiled_for(runs: int) -> AbstractContextManager[object]:
+    """A function is compiled for a few shapes only, and left as it is for more; let there be enough for every run."""
+    patched: AbstractContextManager[object] = torch._dynamo.config.patch(recompile_limit=8 * (runs + 1))
+    return patched
 
 
 class _Tracker:

@@ -7,6 +7,7 @@ stream of its own, so that several replicas run side by side.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from actionpiece.metrics.prc import prc
 from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
+from actionpiece.training.half import HalfWeights
 from actionpiece.training.ranks import average_gradients, same_on_all_ranks, world_size
-from actionpiece.training.trainable import Batch, Trainable
+from actionpiece.training.trainable import Batch, Losses, Trainable
 
 _WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
 
@@ -77,6 +79,8 @@ class Replica:
             capturable=device.type == "cuda",
         )
         self._create_optimizer_state()
+        # A CPU multiplies in float32: there is nothing to copy.
+        self.half = HalfWeights(self.codec) if device.type == "cuda" else nullcontext()
         self.terms: dict[str, Tensor] = {}
         self.stream = torch.cuda.Stream(device) if captured else None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -110,7 +114,7 @@ class Replica:
         generator = torch.Generator().manual_seed(self.run.seed)
         index = torch.randperm(len(self.examples.chunks), generator=generator)[: self.config.start_chunks]
         first = None if self.run.first is None else self.run.first.to(self.examples.device)
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # one batch of this size: not worth compiling
             self.codec.start(self.examples.chunks[index.to(self.examples.device)], generator, first)
         same_on_all_ranks(self.codec)  # sums on a GPU come in any order, and k-means makes more of it
 
@@ -145,28 +149,25 @@ class Replica:
         index = self.table.index_select(0, self.at)[0]
         self.rate.copy_(self.rates.index_select(0, self.at)[0])
         x = self.examples.chunks[index]
-        if self.done < self.config.continuous:
-            loss = F.mse_loss(self.codec.continuous(x), x)
-            self.terms = {"loss": loss.detach(), "gradient": self._learn(loss)}
-            return
-        losses = self.codec.losses(
-            Batch(x, index, self.examples, self.config, generator=self.generator, emphasis=self.emphasis)
-        )
-        gradient = self._learn(losses.total)
+        self.optimizer.zero_grad()
+        with self.half:
+            losses = self._losses(x, index)
+            losses.total.backward()
+        average_gradients(self.parameters)
+        # What first shows that something broke.
+        gradient = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        self.optimizer.step()
         if not self.settled:
             losses.follow()
-        terms = {name: term.detach() for name, term in losses.terms.items()}
-        self.terms = {"loss": losses.total.detach(), **terms, "gradient": gradient}
-
-    def _learn(self, loss: Tensor) -> Tensor:
-        """One step of the optimiser; returns the gradient's norm, which is what first shows that something broke."""
-        self.optimizer.zero_grad()
-        loss.backward()
-        average_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-        self.optimizer.step()
         self.at += 1
-        return norm.detach()
+        terms = {name: term.detach() for name, term in losses.terms.items()}
+        self.terms = {"loss": losses.total.detach(), **terms, "gradient": gradient.detach()}
+
+    def _losses(self, x: Tensor, index: Tensor) -> Losses:
+        if self.done < self.config.continuous:
+            return Losses(F.mse_loss(self.codec.continuous(x), x), {}, lambda: None)
+        batch = Batch(x, index, self.examples, self.config, generator=self.generator, emphasis=self.emphasis)
+        return self.codec.losses(batch)
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         """Run some steps on this replica's own stream, take them back, and record one.
