@@ -60,7 +60,7 @@ _LEARNED = (
     Entry("quest", (Knob("downsample", (8, 4, 2, 1)),)),
     Entry("oat", (_TOKENS,)),
     Entry("actioncodec", (_CODES,)),
-    Entry("actioncodec-48", (_CODES,)),
+    Entry("actioncodec-48"),
     Entry("fastervq", (_CODES,)),
     Entry("xtokenizer", (_CODES,)),
     Entry("rvq", (_CODES,)),
@@ -74,8 +74,9 @@ _TRAINED = (
 _NATIVE = "Every tokenizer as its original work has it: its own number of tokens and its own vocabulary." + _TRAINED
 _WITHIN = (
     f"Every tokenizer as large as fits into {BITS} bits a chunk, by one setting; its idea is left as it is, so that"
-    " QueST, whose tokens have 1,000 values, ends at one token a step. A setting that decides a varying length is"
-    " chosen on validation chunks, so that the mean of the scored ones may differ a little." + _TRAINED
+    " QueST, whose tokens have 1,000 values, ends at one token a step, and ActionCodec has its 16 tokens, not 48 of"
+    " three bits each. A setting that decides a varying length is chosen on validation chunks, so that the mean of the"
+    " scored ones may differ a little." + _TRAINED
 )
 
 
@@ -207,7 +208,7 @@ def _contender(entry: Entry, bits: float | None, demos: Demos, training: Trainin
     if knob is None:
         own = size(entry.name)
         if own is None or own > bits:
-            raise _NotThereError(f"its own size is not within {bits:g} bits, and no setting makes it smaller")
+            raise _NotThereError(f"it is not within {bits:g} bits, and the recipe has no setting to make it smaller")
         return entry.name
 
     def within(value: float) -> bool:
