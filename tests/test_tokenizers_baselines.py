@@ -266,7 +266,7 @@ def test_oats_error_falls_with_every_token() -> None:
 # --- QueST
 
 
-def test_quests_codes_and_steps_see_nothing_later() -> None:
+def test_quests_codes_see_no_later_step_and_its_steps_all_codes_and_no_later_step() -> None:
     network = new("quest").codec  # two steps to a code
     x = batch_of(new("quest"), 1).x.requires_grad_()
     for code in range(4):
@@ -274,8 +274,10 @@ def test_quests_codes_and_steps_see_nothing_later() -> None:
         assert (gradient[0].abs().amax(1) > 0).tolist() == [step < 2 * (code + 1) for step in range(8)]
     tokens = torch.randn(1, 4, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for step in range(8):
-        (gradient,) = torch.autograd.grad(network.decoder(tokens)[0, step].sum(), tokens)
-        assert (gradient[0].abs().amax(1) > 0).tolist() == [2 * code <= step for code in range(4)]
+        written, read = network.decoder(tokens)[0, step].sum(), (tokens, network.decoder.queries)
+        codes, steps = torch.autograd.grad(written, read)
+        assert (codes[0].abs().amax(1) > 0).all()
+        assert (steps.abs().amax(1) > 0).tolist() == [other <= step for other in range(8)]
 
 
 # --- ActionCodec

@@ -84,11 +84,13 @@ class RegisterEncoder(nn.Module):
 
 
 class TimeDecoder(nn.Module):
-    """Tokens (B, T, width) to chunks (B, H, D); a step is written with a view of the tokens and of earlier steps."""
+    """Tokens (B, T, width) to chunks (B, H, D); a step is written with a view of all tokens and of earlier steps."""
 
-    def __init__(self, horizon: int, dim: int, mask: Tensor, *, width: int, depth: int, heads: int) -> None:
+    def __init__(self, horizon: int, dim: int, tokens: int, *, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.queries = nn.Parameter(0.02 * torch.randn(horizon, width))
+        mask = torch.ones(tokens + horizon, tokens + horizon, dtype=torch.bool).tril()
+        mask[:tokens, :tokens] = True
         self.stack = Stack(len(mask), width=width, depth=depth, heads=heads, mask=mask)
         self.command = nn.Linear(width, dim)
 
@@ -111,9 +113,7 @@ class OATNetwork(Trainable):
         self.encoder = RegisterEncoder(horizon, dim, tokens, depth=config.encoder_depth, **sizes)
         self.quantizer = FSQ(config.width, config.levels)
         self.mask_token = nn.Parameter(0.02 * torch.randn(config.width))
-        mask = torch.ones(tokens + horizon, tokens + horizon, dtype=torch.bool).tril()
-        mask[:tokens, :tokens] = True
-        self.decoder = TimeDecoder(horizon, dim, mask, depth=config.decoder_depth, **sizes)
+        self.decoder = TimeDecoder(horizon, dim, tokens, depth=config.decoder_depth, **sizes)
         kept = [2**power for power in range(tokens.bit_length()) if 2**power < tokens] + [tokens]
         self.register_buffer("kept", torch.tensor(kept), persistent=False)
 

@@ -1,9 +1,9 @@
 """`quest`: causal convolutions that shorten time by four, a causal Transformer, finite scalar quantisation (QueST).
 
-The paper's: strided causal convolutions, a causal Transformer behind them, levels 8, 5, 5, 5, absolute error. Ours: one
-convolution of stride two per halving and one more behind them, kernels, depths and width; a decoder that is one causal
-sequence of codes and time queries, in which a step sees the codes of its own time and before; a chunk whose steps
-do not divide repeats its last command; rate, batch and steps of the matched comparison.
+The paper's: strided causal convolutions, a causal Transformer behind them, levels 8, 5, 5, 5, absolute error, a decoder
+whose steps see all codes and earlier steps; two and four layers of width 256. Ours: one convolution of stride two per
+halving and one more behind them, kernels; codes and steps as one sequence, without dropout; a chunk whose steps do not
+divide repeats its last command; rate, batch and steps of the matched comparison.
 """
 
 from __future__ import annotations
@@ -87,12 +87,7 @@ class QueSTNetwork(Trainable):
         sizes = {"width": config.width, "heads": config.heads}
         self.encoder = ConvEncoder(horizon, dim, config.downsample, depth=config.encoder_depth, **sizes)
         self.quantizer = FSQ(config.width, config.levels)
-        # A code stands at the first of its steps and comes before their queries.
-        code_times = torch.arange(0, horizon, config.downsample)
-        times = torch.cat((code_times, torch.arange(horizon)))
-        mask = times[:, None] >= times
-        mask[: len(code_times), len(code_times) :] = False
-        self.decoder = TimeDecoder(horizon, dim, mask, depth=config.decoder_depth, **sizes)
+        self.decoder = TimeDecoder(horizon, dim, -(-horizon // config.downsample), depth=config.decoder_depth, **sizes)
 
     @property
     def code_count(self) -> int:

@@ -14,8 +14,10 @@ class HalfWeights:
     """Within a `with` block, the linear layers of a network's `HalfProducts` have bfloat16 copies of their weights.
 
     Autocast would copy every weight by a kernel of its own, and every gradient back by another: a third of all kernels
-    of a small network's step. Here it is one kernel for many of them. The numbers are the same: when the block ends,
-    the gradients are where they would be, in float32, and the layers have their own weights again.
+    of a small network's step. Here it is one kernel for many of them. When the block ends, the gradients are where they
+    would be, in float32, and the layers have their own weights again. The numbers are autocast's, but that a compiler
+    may leave a bias unrounded there. Each layer is to be used once in a block, and with gradients: what is summed
+    within it is summed in half precision.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -39,6 +41,8 @@ class HalfWeights:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._put(self.whole)
+        if kind is not None:
+            return
         arrived = [
             (whole, half, half.grad, gradient)
             for whole, half, gradient in zip(self.whole, self.half, self.gradients, strict=True)

@@ -37,7 +37,7 @@ def train(
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
     # Exact products are more than a gradient needs.
-    with products("high"), _compiled_for(len(runs)) if captured else nullcontext():
+    with products("high"), _many_shapes() if examples.device.type == "cuda" else nullcontext():
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while behind := [tracker for tracker in trackers if not tracker.over]:
@@ -65,10 +65,15 @@ def train(
         raise BrokenRunsError(broken)
 
 
-def _compiled_for(runs: int) -> AbstractContextManager[object]:
-    """A function is compiled for a few shapes only, and left as it is for more; let there be enough for every run."""
-    patched: AbstractContextManager[object] = torch._dynamo.config.patch(recompile_limit=8 * (runs + 1))
-    return patched
+def _many_shapes() -> AbstractContextManager[object]:
+    """Let a function be compiled for the shapes of many runs.
+
+    By default it is for eight in the life of a process, and left as it is for all that come after.
+    """
+    limits: AbstractContextManager[object] = torch._dynamo.config.patch(
+        recompile_limit=256, accumulated_recompile_limit=1024
+    )
+    return limits
 
 
 class _Tracker:
