@@ -93,6 +93,8 @@ def test_rollouts_of_the_same_tasks_are_one_group(write: Any) -> None:
         read([files[0].partition("=")[2]])
     with pytest.raises(ActionPieceError, match="'a' is twice in the group"):
         read([files[0], files[0]])
+    with pytest.raises(ActionPieceError, match="3 episodes crashed; run that rollout once more"):
+        read([f"a={write('broken.json', rolled(0.5) | {'errors': 3})}"])
     other = compared()
     other["rows"][0]["mse"] = 1.0
     with pytest.raises(ActionPieceError, match="several errors for the tokenizer 'a'"):

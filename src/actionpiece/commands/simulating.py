@@ -178,8 +178,8 @@ def rollout(
 ) -> None:
     """Let a policy do tasks in the simulator, closed loop, and count how often it succeeds.
 
-    Every episode is a line of OUT/episodes.jsonl. An episode that crashes is an error there, never a failure. Run it
-    again to go on after an interrupt, or to try crashed episodes once more.
+    Every episode is a line of OUT/episodes.jsonl. An episode that crashes is an error there, never a failure, and the
+    status is then that of an error. Run it again to go on after an interrupt, or to try crashed episodes once more.
 
     Args:
         policy: folder of a policy that `policy train` made; or package.module:maker or path/to/file.py:maker, where
@@ -239,7 +239,17 @@ def rollout(
     write_json(out / "results.json", results)
     if json:
         print_json(results)
-        return
+    else:
+        _say_rollout(results, out)
+    if results["errors"]:
+        broken = next(line for line in lines if "error" in line)
+        raise ActionPieceError(
+            f"{results['errors']} episodes crashed and are not counted, the first ({broken['key']}) with"
+            f" {broken['error']}; run the command again to try them once more"
+        )
+
+
+def _say_rollout(results: dict[str, Any], out: Path) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("task", "succeeded", "share", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "task" else "right")
@@ -248,16 +258,9 @@ def rollout(
             counts = f"{share['successes']} of {share['episodes']}"
             table.add_row(name, counts, f"{share['success']:.1%}", f"{share['low']:.1%} to {share['high']:.1%}")
     console.print(table)
-    for note in notes:
+    for note in results["notes"]:
         say(note)
-    if results["errors"]:
-        broken = next(line for line in lines if "error" in line)
-        say(
-            f"{results['errors']} episodes crashed and are not counted, the first ({broken['key']}) with"
-            f" {broken['error']}; run the command again to try them once more."
-        )
-    if other is not None:
-        test = results["against"]
+    if test := results.get("against"):
         say(
             f"On {test['starts']} starts that both have: {test['only_first']} only here, {test['only_second']} only in"
             f" {test['folder']}; p = {test['p']:.3g} (exact McNemar)."

@@ -144,6 +144,8 @@ def _number(value: Any, what: str) -> float | None:
 def _rollout(path: Path, part: dict[str, Any], tokenizer: str | None, column: str, by: By) -> Iterator[Evaluation]:
     if tokenizer is None:
         raise ActionPieceError(f"{path} is a rollout, which does not say its tokenizer: write TOKENIZER={path}")
+    if part.get("errors"):
+        raise ActionPieceError(f"{path}: {part['errors']} episodes crashed; run that rollout once more first")
     shares = dict(part["tasks"]) if by == "task" else {", ".join(part["tasks"]): part["overall"]}
     for task, share in shares.items():
         value = _number((share or {}).get(column), f"{path}: {column}")
