@@ -13,9 +13,9 @@ from actionpiece.nn.transformer import HalfProducts
 class HalfWeights:
     """Within a `with` block, the linear layers of a network's `HalfProducts` have bfloat16 copies of their weights.
 
-    Autocast would copy every weight by a kernel of its own, and every gradient back by another: a third of all kernels
-    of a small network's step. Here it is one kernel for many of them. When the block ends, the gradients are where they
-    would be, in float32, and the layers have their own weights again. The numbers are autocast's, but that a compiler
+    Autocast would copy every weight by a kernel of its own, and every gradient back by another, and what a small
+    network's step costs is its kernels. Here it is one for many of them. When the block ends, the gradients are where
+    they would be, in float32, and the layers have their own weights again. The numbers are autocast's, but that a compiler
     may leave a bias unrounded there. Each layer is to be used once in a block, and with gradients: what is summed
     within it is summed in half precision.
     """
