@@ -58,7 +58,8 @@ def _quantized(bounded: Tensor, levels: Tensor, strides: Tensor) -> tuple[Tensor
     """Codes and centres of cells of numbers (B, S, d) within (-1, 1)."""
     # In float32 tanh reaches 1, which belongs to the last cell.
     cells = ((bounded.detach() + 1) / 2 * levels).long().minimum(levels - 1)
-    # bounded - bounded.detach() is exactly zero and carries the gradient, so that `values` gives the same bits.
+    # bounded - bounded.detach() is exactly zero and carries the gradient: the values are those of `values`, which a
+    # compiler may divide a last bit differently.
     return (cells * strides).sum(-1), _centres(cells, levels) + (bounded - bounded.detach())
 
 

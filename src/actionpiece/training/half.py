@@ -15,9 +15,9 @@ class HalfWeights:
 
     Autocast would copy every weight by a kernel of its own, and every gradient back by another, and what a small
     network's step costs is its kernels. Here it is one for many of them. When the block ends, the gradients are where
-    they would be, in float32, and the layers have their own weights again. The numbers are autocast's, but that a compiler
-    may leave a bias unrounded there. Each layer is to be used once in a block, and with gradients: what is summed
-    within it is summed in half precision.
+    they would be, in float32, and the layers have their own weights again. The numbers are autocast's, but that a
+    compiler may leave a bias unrounded there. Each layer is to be used once in a block, and with gradients: what is
+    summed within it is summed in half precision.
     """
 
     def __init__(self, network: nn.Module) -> None:
