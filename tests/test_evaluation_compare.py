@@ -98,11 +98,20 @@ def test_a_contender_may_have_a_normaliser_of_its_own(demos: Any, training: Trai
         ("nope", "neither a tokenizer"),
         ("nope:blend=0.5", "neither a tokenizer"),
         ("fast:scale", "written key=value"),
+        ("fast:scale.fine=1", "fast has no settings within 'scale'"),
+        ("rvq:train.pace=1", "'rvq:train.pace=1': train has no setting 'pace'"),
     ],
 )
 def test_what_is_no_contender_is_said(text: str, reason: str) -> None:
     with pytest.raises(ActionPieceError, match=reason):
         Contender.parse(text)
+
+
+def test_settings_within_settings_are_written_with_dots() -> None:
+    plain, changed = (Contender.parse(f"rvq{more}").config for more in ("", ":codes=64:train.weights.commitment=0.5"))
+    weights = {**plain.train.weights, "commitment": 0.5}
+    expected = dataclasses.replace(plain.train, weights=weights)
+    assert changed == dataclasses.replace(plain, codes=64, train=expected)
 
 
 def test_a_users_own_tokenizers_stand_beside_the_others(

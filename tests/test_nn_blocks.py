@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from actionpiece.nn.conv import CausalConv, repeat_last
+from actionpiece.nn.attention import written_out
+from actionpiece.nn.conv import CausalConv, TimeConv, TimeSpread, repeat_last
 from actionpiece.nn.perceiver import Perceiver, fourier_times
 from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.nn.transformer import SelfBlock, Stack
@@ -102,13 +104,40 @@ def test_fourier_features_tell_every_two_steps_apart(steps: int, width: int) -> 
 def test_a_causal_convolution_sees_its_own_steps_and_none_after(kernel: int, stride: int) -> None:
     torch.manual_seed(0)
     conv = CausalConv(1, 1, kernel, stride=stride)
-    out = conv(noise(1, 1, 8))
-    assert out.shape == (1, 1, 8 // stride)
-    jacobian = torch.autograd.functional.jacobian(conv, noise(1, 1, 8))[0, 0, :, 0, 0]
+    out = conv(noise(1, 8, 1))
+    assert out.shape == (1, 8 // stride, 1)
+    jacobian = torch.autograd.functional.jacobian(conv, noise(1, 8, 1))[0, :, 0, 0, :, 0]
     for at, row in enumerate(jacobian):
         last = (at + 1) * stride  # the step after its own
         seen = torch.nonzero(row).flatten().tolist()
         assert seen == list(range(max(0, last - kernel), last))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (4, 4, 0), (4, 2, 0), (5, 3, 2)])
+def test_a_convolution_as_a_product_is_a_convolution(kernel: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    conv, x = TimeConv(3, 5, kernel, stride=stride, padding=padding), noise(2, 9, 3)
+    expected = F.conv1d(x.transpose(1, 2), conv.weight, conv.bias, stride, padding).transpose(1, 2)
+    torch.testing.assert_close(conv(x), expected)
+
+
+def test_patches_are_spread_as_a_transposed_convolution_would() -> None:
+    torch.manual_seed(0)
+    spread, x = TimeSpread(3, 5, 4), noise(2, 6, 3)
+    expected = F.conv_transpose1d(x.transpose(1, 2), spread.weight, spread.bias, stride=4).transpose(1, 2)
+    torch.testing.assert_close(spread(x), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_written_out_is_attention(masked: bool) -> None:
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2) if masked else None
+    found = []
+    for attention in (written_out, F.scaled_dot_product_attention):
+        q, k, v = (noise(2, 3, steps, 8, seed=seed).requires_grad_() for seed, steps in enumerate((5, 7, 7)))
+        out = attention(q, k, v, mask)
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_steps_that_do_not_divide_repeat_the_last_command() -> None:

@@ -67,11 +67,11 @@ def compare(
 
     Args:
         out: folder for results.json, tables.md, report.html and the fitted tokenizers.
-        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256; normalizer=quantile
-            is a setting of all that are fitted here), folders of tokenizers fitted before, the name of one that comes
-            trained, or your own: my_file.py:make or package.module:make, a function of no argument or of
-            (train_chunks, space) that returns a tokenizer, such as actionpiece.wrap makes of two functions.
-            `actionpiece list` shows the names; without any, binning,fast,spline,pq.
+        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256, or of the training
+            rvq:train.batch=256; normalizer=quantile is a setting of all that are fitted here), folders of tokenizers
+            fitted before, the name of one that comes trained, or your own: my_file.py:make or package.module:make, a
+            function of no argument or of (train_chunks, space) that returns a tokenizer, such as actionpiece.wrap makes
+            of two functions. `actionpiece list` shows the names; without any, binning,fast,spline,pq.
         recipe: a list of tokenizers with a name, in two tables with a report each: native, every tokenizer as its
             original work has it, and within-144-bits, every tokenizer as large as fits. `matched` holds all there are,
             `classical` those without training. --tokenizers are added to the tables into which they fit. Run it again

@@ -38,7 +38,8 @@ LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while t
 
 @dataclass(frozen=True)
 class Contender:
-    """What a user names: a kind to fit, with settings (`pq:blend=0.5:codes=256`), one fitted before, or a maker.
+    """What a user names: a kind to fit, with settings (`pq:blend=0.5`, `rvq:train.steps=5000`), one fitted before, or a
+    maker.
 
     folder: of the fitted one, or the name of one that comes with the package.
     normalizer: how its columns are scaled before tokenizing; for kinds to fit.
@@ -85,7 +86,15 @@ class Contender:
         normalizer = str(values.pop("normalizer", "minmax"))
         parse_way(normalizer)
         kind, config = recipe(name)
-        plain = dataclasses.asdict(config) | values
+        plain = dataclasses.asdict(config)
+        for key, value in values.items():
+            *outer, last = key.split(".")  # train.steps is a setting within a setting
+            inner: Any = plain
+            for part in outer:
+                inner = inner.get(part)
+                if not isinstance(inner, dict):
+                    raise ActionPieceError(f"'{text}': {name} has no settings within '{part}'")
+            inner[last] = value
         return cls(text, kind, build_config(type(config), plain, f"'{text}'"), normalizer=normalizer)
 
 

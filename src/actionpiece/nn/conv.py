@@ -13,9 +13,35 @@ def repeat_last(x: Tensor, multiple: int) -> Tensor:
     return torch.cat((x, x[:, -1:].expand(-1, missing, -1)), 1) if missing else x
 
 
-class CausalConv(nn.Conv1d):
-    """A convolution over time (B, C, T) to T / stride outputs; output i sees no step after those it stands for."""
+class TimeConv(nn.Conv1d):
+    """A convolution over the steps of (B, T, C), as one product of all its windows: there are few of them.
+
+    padding: steps of zeros on each side.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        (kernel,), (stride,) = self.kernel_size, self.stride
-        return super().forward(F.pad(x, (kernel - stride, 0)))
+        return self._convolve(x, (int(self.padding[0]), int(self.padding[0])))
+
+    def _convolve(self, x: Tensor, padding: tuple[int, int]) -> Tensor:
+        windows = F.pad(x, (0, 0, *padding)).unfold(1, self.kernel_size[0], self.stride[0])
+        return F.linear(windows.flatten(2), self.weight.flatten(1), self.bias)
+
+
+class CausalConv(TimeConv):
+    """A convolution over time (B, T, C) to T / stride outputs; output i sees no step after those it stands for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._convolve(x, (self.kernel_size[0] - self.stride[0], 0))
+
+
+class TimeSpread(nn.ConvTranspose1d):
+    """The way back from patches (B, T, C) to their steps (B, T * patch, width)."""
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__(channels, width, patch, stride=patch)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        assert self.bias is not None
+        steps = (x @ self.weight.flatten(1)).unflatten(-1, self.weight.shape[1:])
+        out: Tensor = steps.transpose(-1, -2).flatten(1, 2) + self.bias
+        return out

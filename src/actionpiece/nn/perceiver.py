@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actionpiece.nn.attention import attend
 from actionpiece.nn.transformer import Block, HalfProducts, random_signs
 
 _LAYER_SCALE = 1e-2
@@ -34,7 +34,7 @@ class CrossBlock(Block):
         k, v = both.permute(2, 0, 3, 1, 4).unbind(0)
         # LayerNorm gives float32 under autocast, and attention wants one type.
         q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
-        read = self.mix(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+        read = self.mix(attend(q, k, v).transpose(1, 2).flatten(-2))
         x = x + read * self.scales[0]
         out: Tensor = x + self.feed(self.feed_norm(x)) * self.scales[1]
         return out

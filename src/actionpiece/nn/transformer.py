@@ -10,8 +10,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from actionpiece.nn.attention import attend
 
 
 class Block(nn.Module):
@@ -29,7 +30,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, T, width) after reading keys and values (B, heads, M, width / heads), where the mask (T, M) allows it."""
         q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        x = x + self.mix(F.scaled_dot_product_attention(q, keys, values, mask).transpose(1, 2).flatten(-2))
+        x = x + self.mix(attend(q, keys, values, mask).transpose(1, 2).flatten(-2))
         out: Tensor = x + self.feed(self.feed_norm(x))
         return out
 

@@ -74,8 +74,7 @@ class ConvEncoder(nn.Module):
         self.stack = Stack(length, width=width, depth=depth, heads=heads, mask=mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = repeat_last(x, self.downsample)
-        out: Tensor = self.stack(self.convolutions(x.transpose(1, 2)).transpose(1, 2))
+        out: Tensor = self.stack(self.convolutions(repeat_last(x, self.downsample)))
         return out
 
 

@@ -36,7 +36,7 @@ OBJECTIVES = ("reconstruction", "masked", "commitment", "teacher")
 
 
 def _training() -> TrainConfig:
-    return training({"reconstruction": 1.0, "masked": 0.25, "commitment": 0.25}, continuous=1000)
+    return training({"reconstruction": 1.0, "masked": 0.05, "commitment": 0.25}, continuous=1000)
 
 
 @dataclass(frozen=True)
