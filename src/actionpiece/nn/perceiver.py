@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actionpiece.nn.attention import attend
@@ -18,23 +19,36 @@ _LAYER_SCALE = 1e-2
 _QUERY_SIZE = 0.005  # queries start small, or what LayerScale lets through would drown in them
 
 
+class Affine(nn.Module):
+    """A gain and an offset for every column: what a LayerNorm has after it has normalised."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, x, self.weight)
+
+
 class CrossBlock(Block):
-    """Queries (B, T, width) read a sequence (B, M, width), then a feed-forward network; each scaled and added."""
+    """Queries (B, T, width) read a sequence (B, M, width), then a feed-forward network; each scaled and added.
+
+    The sequence comes normalised: it is the same for all blocks.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
-        self.memory_norm = nn.LayerNorm(width)
+        self.memory_norm = Affine(width)
         self.key_value = nn.Linear(width, 2 * width)
         self.query_norm, self.key_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
         self.scales = nn.Parameter(torch.full((2, width), _LAYER_SCALE))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
-        q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        both = self.key_value(self.memory_norm(memory)).unflatten(-1, (2, self.heads, -1))
-        k, v = both.permute(2, 0, 3, 1, 4).unbind(0)
+        q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1))
+        k, v = self.key_value(self.memory_norm(memory)).unflatten(-1, (2, self.heads, -1)).unbind(-3)
         # LayerNorm gives float32 under autocast, and attention wants one type.
         q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
-        read = self.mix(attend(q, k, v).transpose(1, 2).flatten(-2))
+        read = self.mix(attend(*(side.transpose(1, 2) for side in (q, k, v))).transpose(1, 2).flatten(-2))
         x = x + read * self.scales[0]
         out: Tensor = x + self.feed(self.feed_norm(x)) * self.scales[1]
         return out
@@ -76,6 +90,7 @@ class Perceiver(HalfProducts):
             memory = x * self.gains
             if self.given_times is not None:
                 memory = memory + self.given_times
+            memory = F.layer_norm(memory, memory.shape[-1:])
             read = self.queries.index_select(0, embodiment)
             if self.wanted_times is not None:
                 read = read + _QUERY_SIZE * self.wanted_times
