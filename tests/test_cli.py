@@ -155,6 +155,20 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
 
 
+def test_a_recipe_can_be_written_of_what_is_trained_so_far(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.evaluation import recipes
+
+    entries = (recipes.Entry("binning", (recipes.Knob("bins"),)), recipes.Entry("vqbet", (recipes.Knob("levels"),)))
+    monkeypatch.setitem(recipes.COMPARISONS, "classical", recipes._tables(entries))
+    command = ["compare", "--recipe", "classical", "--data", demos, "--out", tmp_path, "--n", 100, "--finished"]
+    assert run(command, monkeypatch) == 0
+    assert "Not there: vqbet (it is not trained yet)." in " ".join(capsys.readouterr().out.split())
+    tables = json.loads((tmp_path / "results.json").read_text())["tables"]
+    assert [table["names"] for table in tables] == [["binning"], ["binning:bins=5"]]
+
+
 def test_compare_shows_a_table_on_a_terminal(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +289,9 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "a maker that is not there": [
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
             *["--tokenizers", str(folder / "none.py:make")],
+        ],
+        "what is finished without a recipe": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--finished"],
         ],
         "no training steps": [
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],

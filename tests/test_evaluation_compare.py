@@ -15,12 +15,13 @@ from actionpiece import ActionPieceError, open_demos
 from actionpiece.evaluation import compare as module
 from actionpiece.evaluation import recipes
 from actionpiece.evaluation.compare import Comparison, compare, write_comparison
-from actionpiece.evaluation.contenders import Contender, fit, unfitted, with_steps
+from actionpiece.evaluation.contenders import Contender, fit, fit_together, unfitted, with_steps
 from actionpiece.evaluation.recipes import BITS, COMPARISONS, Entry, Knob, Table, resolve, resolve_once
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training
 from actionpiece.tokenizers import KINDS, RECIPES, load
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.tokenizers.fast import FastConfig
+from actionpiece.training.checkpoint import saved_step
 from actionpiece.training.replica import Replica
 from baselines import config as baseline
 from tiny import StopError, stop_at, tiny
@@ -269,6 +270,26 @@ def test_a_contender_whose_training_breaks_off_leaves_the_others_their_rows(
         assert "Not there: wild (the loss is not finite" in (tmp_path / "out" / file).read_text()
     with pytest.raises(ActionPieceError, match="wild: the loss is not finite"):
         compare(demos, [wild], **shared)
+
+
+def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Training, tmp_path: Path) -> None:
+    codec, longer = (Contender(name, "actionpiece", tiny(steps=steps)) for name, steps in (("codec", 3), ("longer", 6)))
+    contenders = [codec, longer, Contender("never", "actionpiece", tiny()), Contender.parse("binning")]
+    shared: dict[str, Any] = {"protocol": PROTOCOL, "training": training, "cells": tmp_path, "finished": True}
+    first = compare(demos, contenders, **shared)
+    assert [row["name"] for row in first.results["rows"]] == ["binning"]
+    assert first.waiting == dict.fromkeys(("codec", "longer", "never"), "it is not trained yet")
+    # One is trained to its end, one is not.
+    for contender, folder in ((codec, "codec"), (codec, "longer")):
+        fit_together([contender], [0], demos, training, runs=[tmp_path / folder / "run"])
+    done = compare(demos, contenders, **shared)
+    assert [row["name"] for row in done.results["rows"]] == ["codec", "binning"]
+    assert done.waiting == {"longer": "it is trained for 3 of 6 steps", "never": "it is not trained yet"}
+    assert not done.broken
+    assert [one["name"] for one in done.results["missing"]] == ["longer", "never"]
+    assert saved_step(tmp_path / "longer" / "run") == 3
+    with pytest.raises(ActionPieceError, match="never: it is not trained yet"):
+        compare(demos, contenders[2:3], **shared)
 
 
 def test_what_broke_off_is_missing_from_the_tables_that_had_it(demos: Any, training: Training) -> None:

@@ -57,6 +57,7 @@ def compare(
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     device: str = "cpu",
     together: int = 8,
+    finished: bool = False,
     replay: int = 0,
     workers: int = 2,
     json: bool = False,
@@ -81,6 +82,8 @@ def compare(
         steps: training steps of learned tokenizers, where they are not to be their recipe's.
         device: where learned tokenizers train: cpu or cuda.
         together: learned tokenizers that train side by side on a GPU.
+        finished: train no learned tokenizer; the tables of a recipe then hold those that are trained so far, and name
+            the others.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
@@ -101,6 +104,8 @@ def compare(
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
     if (steps is not None and steps < 1) or together < 1:
         raise ActionPieceError("at least one training step and one tokenizer at a time are needed")
+    if finished and not recipe:
+        raise ActionPieceError("--finished goes with --recipe, which keeps what is trained")
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos = source.open()
@@ -128,15 +133,16 @@ def compare(
             cells=out / "cells" if recipe else None,
             device=device,
             together=together if device != "cpu" else 1,
+            finished=finished,
             progress=show,
         )
         results = comparison.results
-        contenders = [one for one in contenders if one.name not in comparison.broken]
+        contenders = [one for one in contenders if one.name not in comparison.absent]
         order = {contender.name: number for number, contender in enumerate(contenders)}
         if recipe:
             names = {one.name for one in named}
             joined = found.joined({r["name"]: r["bits_per_chunk"] for r in results["rows"] if r["name"] in names})
-            joined = joined.without(comparison.broken)
+            joined = joined.without(comparison.absent)
             results |= {"recipe": recipe, "tables": joined.tables, "missing": joined.missing}
         show(1.0, "writing the report")
         reports = write_comparison(out, comparison)

@@ -29,13 +29,19 @@ class Comparison:
     """What came of a comparison. results: plain data. pictures: what the report draws of them.
 
     made: tokenizers of the user's own code, which cannot be saved and loaded again.
-    broken: contenders without a row because their training broke off, and why.
+    broken: contenders without a row because their training broke off, and why. waiting: those that are not trained yet.
     """
 
     results: dict[str, Any]
     pictures: dict[str, Any]
     made: dict[str, ActionTokenizer]
     broken: dict[str, str]
+    waiting: dict[str, str]
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """All without a row."""
+        return self.broken | self.waiting
 
 
 def compare(
@@ -50,6 +56,7 @@ def compare(
     cells: Path | None = None,
     device: str = "cpu",
     together: int = 1,
+    finished: bool = False,
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
     """Score every contender on the same chunks. One whose training breaks off does not take the others with it.
@@ -59,6 +66,7 @@ def compare(
     cells: a folder for what is finished, which is then not redone; learned contenders go on from their checkpoint.
         Those of the user's own code are made anew every time: whether it has changed is not known.
     device: where learned contenders train. together: how many of them side by side.
+    finished: train none of them; those that have not come to their last step are left out.
     """
     if not contenders:
         raise ActionPieceError("there is nothing to compare")
@@ -77,11 +85,13 @@ def compare(
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
     broken: dict[str, str] = {}
+    new = [contender for contender in contenders if contender.name not in found]
+    waiting = {one.name: why for one in new if finished and (why := _untrained(one, cells))}
 
     def show(label: str, start: float, part: float, fraction: float, what: str) -> None:
         progress((start + part * fraction) / len(contenders), f"{label}: {what}")
 
-    for group in _groups([contender for contender in contenders if contender.name not in found], together):
+    for group in _groups([contender for contender in new if contender.name not in waiting], together):
         folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
         runs = [None if folder is None else folder / "run" for folder in folders]
         at, label = len(found) + len(broken), group[0].name if len(group) == 1 else f"{len(group)} side by side"
@@ -103,8 +113,8 @@ def compare(
             if folder is not None and contender.maker is None:
                 keep(folder, _about(contender, demos, protocol, seed), found[name])
     if not found:
-        raise ActionPieceError("; ".join(f"{name}: {why}" for name, why in broken.items()))
-    scores = [found[contender.name] for contender in contenders if contender.name not in broken]
+        raise ActionPieceError("; ".join(f"{name}: {why}" for name, why in (broken | waiting).items()))
+    scores = [found[contender.name] for contender in contenders if contender.name in found]
     results: dict[str, Any] = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -117,9 +127,21 @@ def compare(
     }
     if before:
         results["finished_before"] = before  # their latencies were measured then, perhaps elsewhere
-    if broken:
-        results["missing"] = [{"table": "", "name": name, "why": why} for name, why in broken.items()]
-    return Comparison(results, drawings(data, scores), made, broken)
+    comparison = Comparison(results, drawings(data, scores), made, broken, waiting)
+    if comparison.absent:
+        results["missing"] = [{"table": "", "name": name, "why": why} for name, why in comparison.absent.items()]
+    return comparison
+
+
+def _untrained(contender: Contender, cells: Path | None) -> str | None:
+    """Why a contender cannot take part without a training; None if it can."""
+    train = getattr(contender.config, "train", None)
+    if train is None:
+        return None
+    done = None if cells is None else saved_step(cells / file_name(contender.name) / "run")
+    if done is None:
+        return "it is not trained yet"
+    return None if done >= train.steps else f"it is trained for {done:,} of {train.steps:,} steps"
 
 
 def _groups(contenders: Sequence[Contender], together: int) -> list[list[Contender]]:
