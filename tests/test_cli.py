@@ -290,6 +290,10 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
             *["--tokenizers", str(folder / "none.py:make")],
         ],
+        "two numbers of steps": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
+            *["--tokenizers", "rvq:train.steps=3", "--steps", "2"],
+        ],
         "what is finished without a recipe": [
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--finished"],
         ],

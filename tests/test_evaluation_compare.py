@@ -101,6 +101,10 @@ def test_a_contender_may_have_a_normaliser_of_its_own(demos: Any, training: Trai
         ("fast:scale", "written key=value"),
         ("fast:scale.fine=1", "fast has no settings within 'scale'"),
         ("rvq:train.pace=1", "'rvq:train.pace=1': train has no setting 'pace'"),
+        ("rvq:train.weights=5", "weights must be numbers by the names"),
+        ("rvq:train.weights.commitment=abc", "the weight of commitment must be a number, zero or more, not 'abc'"),
+        ("rvq:train.weights.commitment=-1", "the weight of commitment"),
+        ("rvq:train.tensorboard=no", "tensorboard must be True or False, not 'no'"),
     ],
 )
 def test_what_is_no_contender_is_said(text: str, reason: str) -> None:
@@ -280,8 +284,11 @@ def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Tr
     assert [row["name"] for row in first.results["rows"]] == ["binning"]
     assert first.waiting == dict.fromkeys(("codec", "longer", "never"), "it is not trained yet")
     # One is trained to its end, one is not.
-    for contender, folder in ((codec, "codec"), (codec, "longer")):
-        fit_together([contender], [0], demos, training, runs=[tmp_path / folder / "run"])
+    fit_together([codec], [0], demos, training, runs=[tmp_path / "codec" / "run"])
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 4)
+        with pytest.raises(StopError):
+            fit_together([longer], [0], demos, training, runs=[tmp_path / "longer" / "run"])
     done = compare(demos, contenders, **shared)
     assert [row["name"] for row in done.results["rows"]] == ["codec", "binning"]
     assert done.waiting == {"longer": "it is trained for 3 of 6 steps", "never": "it is not trained yet"}

@@ -116,7 +116,7 @@ def test_a_causal_convolution_sees_its_own_steps_and_none_after(kernel: int, str
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (4, 4, 0), (4, 2, 0), (5, 3, 2)])
 def test_a_convolution_as_a_product_is_a_convolution(kernel: int, stride: int, padding: int) -> None:
     torch.manual_seed(0)
-    conv, x = TimeConv(3, 5, kernel, stride=stride, padding=padding), noise(2, 9, 3)
+    conv, x = TimeConv(3, 5, kernel, stride=stride, around=padding), noise(2, 9, 3)
     expected = F.conv1d(x.transpose(1, 2), conv.weight, conv.bias, stride, padding).transpose(1, 2)
     torch.testing.assert_close(conv(x), expected)
 

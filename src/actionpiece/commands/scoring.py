@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -82,8 +83,8 @@ def compare(
         steps: training steps of learned tokenizers, where they are not to be their recipe's.
         device: where learned tokenizers train: cpu or cuda.
         together: learned tokenizers that train side by side on a GPU.
-        finished: train no learned tokenizer; the tables of a recipe then hold those that are trained so far, and name
-            the others.
+        finished: with --recipe, train no learned tokenizer: the tables hold those that are trained to their last step
+            and all that need no training, and name the others.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
@@ -104,6 +105,9 @@ def compare(
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
     if (steps is not None and steps < 1) or together < 1:
         raise ActionPieceError("at least one training step and one tokenizer at a time are needed")
+    own = next((one.name for one in named if re.search(r":train\.(steps|warmup|continuous|settle)=", one.name)), None)
+    if steps is not None and own is not None:
+        raise ActionPieceError(f"{own} says itself how it is trained: leave --steps out, or that")
     if finished and not recipe:
         raise ActionPieceError("--finished goes with --recipe, which keeps what is trained")
     if out.exists() and not out.is_dir():

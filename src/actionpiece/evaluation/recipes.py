@@ -69,7 +69,7 @@ _LEARNED = (
 )
 _TRAINED = (
     " Learned ones train alike, with the learning rate, batch and steps that the paper fixes, but for `best`, which has"
-    " a training of its own; everyone's settings are in the JSON."
+    " a training of its own, and where a name says otherwise; everyone's settings are in the JSON."
 )
 _NATIVE = "Every tokenizer as its original work has it: its own number of tokens and its own vocabulary." + _TRAINED
 _WITHIN = (

@@ -14,11 +14,11 @@ _SHORT = 512  # scores of one head; longer sequences are what attention kernels 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
     """What queries (B, heads, T, d) read from M keys and values (B, heads, M, d), where the mask (T, M) allows it.
 
-    Attention kernels work in tiles of 64 or more, of which a chunk's few steps and slots fill a corner. In training on
-    a GPU they are therefore left to the compiler.
+    Attention kernels work in tiles of 64 or more, of which a chunk's few steps and slots fill a corner. Where a step is
+    compiled for a GPU they are therefore left to the compiler.
     """
     short = q.shape[-2] * keys.shape[-2] <= _SHORT
-    if short and q.is_cuda and torch.is_grad_enabled():
+    if short and q.is_cuda and torch.compiler.is_compiling():
         return written_out(q, keys, values, mask)
     return F.scaled_dot_product_attention(q, keys, values, mask)
 

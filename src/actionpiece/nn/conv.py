@@ -16,11 +16,15 @@ def repeat_last(x: Tensor, multiple: int) -> Tensor:
 class TimeConv(nn.Conv1d):
     """A convolution over the steps of (B, T, C), as one product of all its windows: there are few of them.
 
-    padding: steps of zeros on each side.
+    around: steps of zeros on each side.
     """
 
+    def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, around: int = 0) -> None:
+        super().__init__(channels, width, kernel, stride=stride)
+        self.around = around
+
     def forward(self, x: Tensor) -> Tensor:
-        return self._convolve(x, (int(self.padding[0]), int(self.padding[0])))
+        return self._convolve(x, (self.around, self.around))
 
     def _convolve(self, x: Tensor, padding: tuple[int, int]) -> Tensor:
         windows = F.pad(x, (0, 0, *padding)).unfold(1, self.kernel_size[0], self.stride[0])

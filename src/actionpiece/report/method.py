@@ -117,19 +117,27 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         origin = f"other data: {source['name']}" + (" (generated)" if source["generated"] else "")
     if fitted.get("chunks") is not None:
         origin += f", {fitted['chunks']:,} chunks"
-    seconds, beside = fitted.get("fit_seconds"), fitted.get("side_by_side", 1)
     shown = (
         row["kind"],
         f"{row['vocab_size']:,}",
         settings,
         origin,
         row["normalizer"],
-        MISSING if seconds is None else f"{figure(seconds)} s" + (f" ({beside} side by side)" if beside > 1 else ""),
+        _fit_time(fitted),
         MISSING if row["seed"] is None else row["seed"],
         f"{row['outside_range']:,} values",
         row["fingerprint"][:12],
     )
     return f'<tr><th scope="row">{esc(row["name"])}</th>{"".join(f"<td>{esc(text)}</td>" for text in shown)}</tr>\n'
+
+
+def _fit_time(fitted: Mapping[str, Any]) -> str:
+    seconds, beside, before = fitted.get("fit_seconds"), fitted.get("side_by_side", 1), fitted.get("went_on_from_step")
+    if seconds is None:
+        return MISSING
+    if before is not None:  # the time is that of the last part alone
+        return f"went on from step {before:,}"
+    return f"{figure(seconds)} s" + (f" ({beside} side by side)" if beside > 1 else "")
 
 
 def _files(data: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class PatchEncoder(nn.Module):
         super().__init__()
         self.groups, self.patch = groups, config.patch
         width = config.width
-        self.steps = nn.ModuleList(TimeConv(len(columns), width, 3, padding=1) for columns in groups)
+        self.steps = nn.ModuleList(TimeConv(len(columns), width, 3, around=1) for columns in groups)
         self.gather = nn.ModuleList(TimeConv(width, width, config.patch, stride=config.patch) for _ in groups)
         length = len(groups) * -(-horizon // config.patch)
         self.stack = Stack(length, width=width, depth=config.depth, heads=config.heads)
@@ -108,7 +108,7 @@ class PatchDecoder(nn.Module):
         width, self.count = config.width, -(-horizon // config.patch)
         self.stack = Stack(len(groups) * self.count, width=width, depth=config.depth, heads=config.heads)
         self.spread = nn.ModuleList(TimeSpread(width, width, config.patch) for _ in groups)
-        self.steps = nn.ModuleList(TimeConv(width, len(group), 3, padding=1) for group in groups)
+        self.steps = nn.ModuleList(TimeConv(width, len(group), 3, around=1) for group in groups)
 
     def forward(self, patches: Tensor) -> Tensor:
         parts = self.stack(patches).split(self.count, 1)

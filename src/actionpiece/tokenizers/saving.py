@@ -38,21 +38,23 @@ def build_config(config_class: type, values: Any, what: str) -> Any:
     values = {k: build_config(nested[k], v, f"{what}: {k}") if k in nested else v for k, v in values.items()}
     for name, value in values.items():
         if not _fits(value, hints[name]):
-            raise ActionPieceError(f"{what}: {name} must be {_NUMBERS[hints[name]]}, not {value!r}")
+            raise ActionPieceError(f"{what}: {name} must be {_PLAIN[hints[name]]}, not {value!r}")
     try:
         return config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:
         raise ActionPieceError(f"{what} does not fit: {error}") from None
 
 
-_NUMBERS = {int: "a whole number", float: "a number"}
+_PLAIN = {int: "a whole number", float: "a number", bool: "True or False"}
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain number may be the value of a setting; other types are left to the configuration itself."""
-    if hint not in _NUMBERS:
+    """Whether a plain value may be that of a setting; other types are left to the configuration itself."""
+    if hint not in _PLAIN:
         return True
-    return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    if hint is bool or isinstance(value, bool):
+        return hint is bool and isinstance(value, bool)
+    return isinstance(value, (int, float) if hint is float else int)
 
 
 class SavedFolder(nn.Module):

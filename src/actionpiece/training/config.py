@@ -60,6 +60,11 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.weights, dict):
+            raise ActionPieceError("weights must be numbers by the names of objectives")
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+                raise ActionPieceError(f"the weight of {name} must be a number, zero or more, not {weight!r}")
         for name in ("steps", "batch", "start_chunks", "checkpoint_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
