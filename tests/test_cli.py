@@ -37,7 +37,7 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     episodes, _ = generate(seed=3, episodes=12)
     path = tmp_path_factory.mktemp("demos") / "small.npz"
     np.savez(path, actions=np.concatenate(episodes), ep_len=np.array([len(e) for e in episodes]))
-    card = {"space": "libero", "split": {"seed": 0, "test": 3, "validation": 2}}
+    card = {"space": "libero", "split": {"seed": 0, "test": 3, "validation": 2}, "clip": [2.5] * 6 + [None]}
     path.with_suffix(".json").write_text(json.dumps(card))
     return path
 
@@ -174,6 +174,7 @@ def test_compare_shows_a_table_on_a_terminal(
 ) -> None:
     command = ["compare", "--data", demos, "--tokenizers", "binning", "--out", tmp_path, "--n", 100]
     assert run(command, monkeypatch) == 0
+    assert "columns within ±2.5, ±2.5, ±2.5, ±2.5, ±2.5, ±2.5, no bound" in (tmp_path / "report.html").read_text()
     out = capsys.readouterr().out
     assert "binning" in out
     assert "report.html" in out

@@ -311,7 +311,7 @@ def test_info_nce_is_the_mean_cross_entropy_of_finding_the_other_view() -> None:
 def test_the_contrastive_term_keeps_tokens_from_one_moment_to_the_next() -> None:
     chunks, _, _ = recorded(9)
     overlaps = []
-    for tokenizer in (trained("actioncodec", contrast=0.0), trained("actioncodec")):
+    for tokenizer in (trained("actioncodec", contrast=0.0), trained("actioncodec", contrast=1.5)):
         now, then = chunks[:500, :8], chunks[:500, 1:]
         overlaps.append(token_overlap(tokenizer.encode(now), tokenizer.encode(then)))
     assert overlaps[1] > overlaps[0] + 0.01

@@ -84,10 +84,10 @@ def _data(data: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _clip(clip: list[float | None] | None) -> str:
+    """What a card bounds the columns by, on both sides of zero."""
     if clip is None:
         return "none"
-    low, high = ("no bound" if bound is None else f"{bound:g}" for bound in clip)
-    return f"{low} to {high}"
+    return "columns within " + ", ".join("no bound" if bound is None else f"±{bound:g}" for bound in clip)
 
 
 def _scales(results: dict[str, Any]) -> list[tuple[str, object]]:

@@ -5,11 +5,12 @@ queries and keys, LayerScale, Fourier features of time, queries for every embodi
 residual levels with quantiser dropout in level-major order (`actioncodec-48`); commitment 0.25, moving averages of
 0.99, a start by k-means; a time-contrastive term, and one that aligns chunks with embeddings of what they do.
 
-Ours, since its training was never released: squared error; the weights and temperature of the two contrastive terms;
-the overlapping window of a chunk is the chunk some steps later with its last command repeated, so that no more than the
-chunk itself is needed; both terms compare chunks of one batch; codebook dimension and standardised vectors as in our
-other codecs; a codeword is dead below a share of the average use (the paper's threshold of 2 is more than the average
-in a batch of ours); rate, batch and steps of the matched comparison, and its min-max normaliser.
+Ours, since its training was never released: squared error; weights and temperatures of the two contrastive terms (warm
+for the windows, which it then draws together; a cold one has chunks told apart, by details that change from step to
+step); the overlapping window of a chunk is the chunk some steps later with its last command repeated, so that no more
+than the chunk itself is needed; both terms compare chunks of one batch; codebook dimension and standardised vectors as
+in our other codecs; a codeword is dead below a share of the average use (the paper's threshold of 2 is more than the
+average in a batch of ours); rate, batch and steps of the matched comparison, and its min-max normaliser.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OBJECTIVES = ("reconstruction", "commitment", "contrast", "alignment")
 
 
 def _training() -> TrainConfig:
-    return training({"reconstruction": 1.0, "commitment": 0.25, "contrast": 1e-3}, continuous=1000)
+    return training({"reconstruction": 1.0, "commitment": 0.25, "contrast": 4e-3}, continuous=1000)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class ActionCodecConfig:
             them, all included.
         embedding: dimension of the embeddings that `fit` gets among its extras, as `embedding`, for the objective
             `alignment`; 0: there are none.
-        temperature: of the contrastive terms.
+        temperature: of the contrast of overlapping windows.
+        alignment_temperature: of the alignment with embeddings.
         deviation: what each slot's vectors are standardised to in codebook space; 0: they are left as they are.
         decay: of the moving averages.
         dead_share: a codeword used less than this share of the average is replaced.
@@ -80,7 +82,8 @@ class ActionCodecConfig:
     embodiment: int = 0
     quantizer_dropout: float = 0.0
     embedding: int = 0
-    temperature: float = 0.5
+    temperature: float = 2.0
+    alignment_temperature: float = 0.5
     deviation: float = 0.2
     decay: float = 0.99
     dead_share: float = 0.03
@@ -90,9 +93,13 @@ class ActionCodecConfig:
         sizes = {"tokens": self.tokens, "depth": self.depth, "embodiments": self.embodiments}
         check_baseline("actioncodec", self.train, OBJECTIVES, width=self.width, heads=self.heads, **sizes)
         check_codebooks("actioncodec", self)
-        if not 0 <= self.quantizer_dropout < 1 or self.embedding < 0 or not self.temperature > 0:
+        if (
+            not 0 <= self.quantizer_dropout < 1
+            or self.embedding < 0
+            or not min(self.temperature, self.alignment_temperature) > 0
+        ):
             raise ActionPieceError(
-                "quantizer_dropout must lie from 0 to below 1, embedding not below 0, temperature above 0"
+                "quantizer_dropout must lie from 0 to below 1, embedding not below 0, temperatures above 0"
             )
         if not 0 <= self.embodiment < self.embodiments:
             raise ActionPieceError(f"there are embodiments 0 to {self.embodiments - 1}, not {self.embodiment}")
@@ -119,6 +126,7 @@ class ActionCodecNetwork(VectorQuantized):
         super().__init__()
         self.horizon, self.levels, self.embodiments = horizon, config.levels, config.embodiments
         self.dropout, self.temperature = config.quantizer_dropout, config.temperature
+        self.alignment_temperature = config.alignment_temperature
         self.embodiment = config.embodiment
         times = fourier_times(horizon, config.width)
         sizes = {"width": config.width, "depth": config.depth, "heads": config.heads}
@@ -170,7 +178,7 @@ class ActionCodecNetwork(VectorQuantized):
 
     def _alignment(self, features: Tensor, embedding: Tensor) -> Tensor:
         assert self.align is not None
-        return info_nce(self.align(features.mean(1)), embedding.to(features.dtype), self.temperature)
+        return info_nce(self.align(features.mean(1)), embedding.to(features.dtype), self.alignment_temperature)
 
     def _kept_levels(self, size: int, generator: torch.Generator) -> Tensor | None:
         """(Q, B) which levels each chunk keeps: all, or for the share that is dropped, any first few."""
