@@ -416,7 +416,7 @@ def test_learned_contenders_fill_the_bits(demos: Any, training: Training) -> Non
 def test_two_tables_have_a_report_each_and_one_page(demos: Any, training: Training, tmp_path: Path) -> None:
     comparison = run(demos, training, "binning", "binning:bins=5", "spline")
     comparison.results["tables"] = [
-        {"name": "native", "about": "As they are.", "bits": None, "names": ["spline", "binning"]},
+        {"name": "native", "about": "As they are, but `spline`.", "bits": None, "names": ["spline", "binning"]},
         {"name": "within", "about": "As large as fits.", "bits": 144, "names": ["binning:bins=5"]},
     ]
     absent = [{"table": "within", "name": name, "why": "not in this version"} for name in ("oat", "quest")]
@@ -425,6 +425,7 @@ def test_two_tables_have_a_report_each_and_one_page(demos: Any, training: Traini
     assert [path.name for path in reports] == ["native.html", "within.html"]
     native, within = (path.read_text() for path in reports)
     assert "binning:bins=5</span>" not in native
+    assert "<p>As they are, but <code>spline</code>.</p>" in native
     assert native.index(">spline</span>") < native.index(">binning</span>")
     assert "Not there: oat and quest (not in this version)." in within
     assert "Not there" not in native

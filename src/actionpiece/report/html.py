@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from actionpiece.report.scores import score_table
 from actionpiece.report.summary import best_sentence, header_facts, title_of
 from actionpiece.report.text import esc
 
+_CODE = re.compile("`([^`]+)`")  # names, as Markdown marks them
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -96,7 +98,8 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
 def _table_note(results: dict[str, Any]) -> str:
     """What the table is, where a comparison has several, and who is missing from it."""
     table = results.get("table", {"name": "", "about": ""})
-    about = f"<p>{esc(table['about'])}</p>\n" if table["about"] else ""
+    said = _CODE.sub(r"<code>\1</code>", esc(table["about"]))
+    about = f"<p>{said}</p>\n" if said else ""
     return about + "".join(f'<p class="note">{esc(sentence)}</p>\n' for sentence in absent(results, table["name"]))
 
 
