@@ -39,8 +39,7 @@ def test_a_self_block_is_attention_written_out() -> None:
     torch.manual_seed(0)
     block, x = SelfBlock(6, 2), noise(2, 5, 6)
     normed = torch.nn.functional.layer_norm(x, (6,))
-    q = normed @ block.query.weight.T + block.query.bias
-    k, v = (normed @ block.key_value.weight.T + block.key_value.bias).split(6, -1)
+    q, k, v = (normed @ block.query_key_value.weight.T + block.query_key_value.bias).split(6, -1)
     mixed = torch.zeros_like(x)
     for item in range(2):
         for head in (slice(0, 3), slice(3, 6)):
@@ -71,24 +70,53 @@ def test_a_perceiver_tells_steps_and_embodiments_apart() -> None:
     assert float((other[1:] - out[1:]).detach().abs().amax((1, 2)).min()) > 1e-2
 
 
+def test_a_perceiver_is_cross_attention_written_out() -> None:
+    perceiver, x = make_perceiver().double(), noise(2, 6, 8).double()
+    for parameter in perceiver.parameters():
+        parameter.data += 0.3 * noise(*parameter.shape, seed=2)
+    layer_norm = torch.nn.functional.layer_norm
+    memory = perceiver.memory_norm(x * perceiver.gains + fourier_times(6, 8))
+    # Rows of the one product: all keys, then all values; of each the blocks, heads of four columns within them.
+    weight, bias = perceiver.key_value.weight.view(2, 2, 8, 8), perceiver.key_value.bias.view(2, 2, 8)
+    read = perceiver.queries[1].expand(2, -1, -1)
+    for number, block in enumerate(perceiver.blocks):
+        q, mixed = block.query(block.attention_norm(read)), torch.zeros_like(read)
+        keys, values = (memory @ weight[side, number].T + bias[side, number] for side in (0, 1))
+        for head in (slice(0, 4), slice(4, 8)):
+            k = layer_norm(keys[..., head], (4,)) * perceiver.key_gains[number].flatten()
+            k = k + perceiver.key_offsets[number].flatten()
+            scores = block.query_norm(q[..., head]) @ k.transpose(1, 2) / 2
+            mixed[..., head] = torch.softmax(scores, -1) @ values[..., head]
+        read = read + block.scales[0] * block.mix(mixed)
+        read = read + block.scales[1] * block.feed(block.feed_norm(read))
+    expected = perceiver.norm(read) * perceiver.read_gains
+    torch.testing.assert_close(perceiver(x, torch.tensor([1, 1])), expected)
+
+
 def test_layer_scale_starts_a_perceiver_near_its_queries() -> None:
     perceiver = make_perceiver(depth=1)
     (block,) = perceiver.blocks
     assert torch.equal(block.scales.data, torch.full((2, 8), 1e-2))
-    x, memory = noise(2, 4, 8), noise(2, 6, 8, seed=1)
-    near = (block(x, memory) - x).detach().abs().mean()
+    x, keys, values = noise(2, 4, 8), noise(2, 2, 6, 4, seed=1), noise(2, 2, 6, 4, seed=2)
+    near = (block(x, keys, values) - x).detach().abs().mean()
     block.scales.data.fill_(1.0)
-    far = (block(x, memory) - x).detach().abs().mean()
+    far = (block(x, keys, values) - x).detach().abs().mean()
     assert float(near) < 0.05 * float(far)
 
 
 def test_query_and_key_sizes_do_not_sharpen_attention() -> None:
-    (block,) = make_perceiver(depth=1).blocks
-    x, memory = noise(2, 4, 8), noise(2, 6, 8, seed=1)
-    before = block(x, memory)
-    block.query.weight.data *= 100
-    block.query.bias.data *= 100
-    torch.testing.assert_close(block(x, memory), before, atol=1e-4, rtol=1e-3)
+    perceiver, x, first = make_perceiver(), noise(3, 6, 8), torch.zeros(3, dtype=torch.int64)
+    for block in perceiver.blocks:
+        block.scales.data.fill_(1.0)
+    before = perceiver(x, first)
+    keys, values = perceiver.key_value.weight.data.chunk(2)
+    of_keys, of_values = perceiver.key_value.bias.data.chunk(2)
+    for size in (keys, of_keys, *(part.data for block in perceiver.blocks for part in block.query.parameters())):
+        size *= 100
+    torch.testing.assert_close(perceiver(x, first), before, atol=1e-3, rtol=1e-2)  # what LayerNorm adds to a variance
+    values *= 2
+    of_values *= 2
+    assert float((perceiver(x, first) - before).detach().abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize(("steps", "width"), [(1, 4), (2, 3), (8, 16), (13, 7)])

@@ -19,37 +19,20 @@ _LAYER_SCALE = 1e-2
 _QUERY_SIZE = 0.005  # queries start small, or what LayerScale lets through would drown in them
 
 
-class Affine(nn.Module):
-    """A gain and an offset for every column: what a LayerNorm has after it has normalised."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.bias, x, self.weight)
-
-
 class CrossBlock(Block):
-    """Queries (B, T, width) read a sequence (B, M, width), then a feed-forward network; each scaled and added.
-
-    The sequence comes normalised: it is the same for all blocks.
-    """
+    """Queries (B, T, width) read keys and values (B, heads, M, width / heads), then a feed-forward network; each scaled
+    and added."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
-        self.memory_norm = Affine(width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.query_norm, self.key_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
+        self.query_norm = nn.LayerNorm(width // heads)
         self.scales = nn.Parameter(torch.full((2, width), _LAYER_SCALE))
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
-        q = self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1))
-        k, v = self.key_value(self.memory_norm(memory)).unflatten(-1, (2, self.heads, -1)).unbind(-3)
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        q = self.query_norm(self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)))
         # LayerNorm gives float32 under autocast, and attention wants one type.
-        q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
-        read = self.mix(attend(*(side.transpose(1, 2) for side in (q, k, v))).transpose(1, 2).flatten(-2))
-        x = x + read * self.scales[0]
+        read = attend(q.to(values.dtype).transpose(1, 2), keys, values, mask)
+        x = x + self.mix(read.transpose(1, 2).flatten(-2)) * self.scales[0]
         out: Tensor = x + self.feed(self.feed_norm(x)) * self.scales[1]
         return out
 
@@ -57,6 +40,7 @@ class CrossBlock(Block):
 class Perceiver(HalfProducts):
     """`wanted` vectors (B, wanted, width) from a sequence (B, given, width).
 
+    What is read does not change from block to block, so the keys and values of all blocks are one product.
     embodiments: sets of queries; forward is told each chunk's, (B,). given_times, wanted_times: fixed features of time
     (given or wanted, width) that are added to what is read, or to the queries; None where there is no time.
     """
@@ -80,6 +64,12 @@ class Perceiver(HalfProducts):
         self.register_buffer("given_times", given_times, persistent=False)
         self.register_buffer("wanted_times", wanted_times, persistent=False)
         self.gains = nn.Parameter(random_signs(given, width))
+        self.depth, self.heads = depth, heads
+        self.memory_norm = nn.LayerNorm(width)
+        self.key_value = nn.Linear(width, 2 * depth * width)
+        # Of a LayerNorm of its own for the keys of every block.
+        self.key_gains = nn.Parameter(torch.ones(depth, 1, 1, 1, width // heads))
+        self.key_offsets = nn.Parameter(torch.zeros(depth, 1, 1, 1, width // heads))
         self.queries = nn.Parameter(_QUERY_SIZE * torch.randn(embodiments, wanted, width))
         self.blocks = nn.ModuleList(CrossBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -90,12 +80,15 @@ class Perceiver(HalfProducts):
             memory = x * self.gains
             if self.given_times is not None:
                 memory = memory + self.given_times
-            memory = F.layer_norm(memory, memory.shape[-1:])
+            both = self.key_value(self.memory_norm(memory)).unflatten(-1, (2, self.depth, self.heads, -1))
+            keys, values = both.permute(2, 3, 0, 4, 1, 5).unbind(0)
+            alike = F.layer_norm(keys, keys.shape[-1:])
+            keys = torch.addcmul(self.key_offsets, alike, self.key_gains).to(values.dtype)
             read = self.queries.index_select(0, embodiment)
             if self.wanted_times is not None:
                 read = read + _QUERY_SIZE * self.wanted_times
-            for block in self.blocks:
-                read = block(read, memory)
+            for number, block in enumerate(self.blocks):
+                read = block(read, keys[number], values[number])
         out: Tensor = self.norm(read.to(self.norm.weight.dtype)) * self.read_gains
         return out
 

@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from actionpiece.nn.attention import attend
 
 
+def feed_forward(width: int, expansion: int = 4) -> nn.Sequential:
+    """What every vector goes through by itself."""
+    return nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+
+
 class Block(nn.Module):
     """Attention to given keys and values, then a feed-forward network; each behind a LayerNorm, added to its input."""
 
@@ -25,7 +30,7 @@ class Block(nn.Module):
         self.query = nn.Linear(width, width)
         self.mix = nn.Linear(width, width)
         self.feed_norm = nn.LayerNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+        self.feed = feed_forward(width, expansion)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, T, width) after reading keys and values (B, heads, M, width / heads), where the mask (T, M) allows it."""
@@ -77,17 +82,27 @@ class Reader(HalfProducts):
         return out
 
 
-class SelfBlock(Block):
-    """A block whose vectors (B, T, width) read each other, where a mask (T, T) allows it."""
+class SelfBlock(nn.Module):
+    """A block whose vectors (B, T, width) read each other, where a mask (T, T) allows it.
+
+    Queries, keys and values are of the same vectors, so they are one product.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.key_value = nn.Linear(width, 2 * width)
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed = feed_forward(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        both = self.key_value(self.attention_norm(x)).unflatten(-1, (2, self.heads, -1))
-        keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)
-        return super().forward(x, keys, values, mask)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        three = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        q, keys, values = three.permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.mix(attend(q, keys, values, mask).transpose(1, 2).flatten(-2))
+        out: Tensor = x + self.feed(self.feed_norm(x))
+        return out
 
 
 class Stack(HalfProducts):
