@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from actionpiece import cli
 from actionpiece.data import generate
+from actionpiece.evaluation.contenders import Contender
 from actionpiece.tokenizers import KINDS, RECIPES
 from tiny import tiny
 
@@ -169,6 +171,47 @@ def test_a_recipe_can_be_written_of_what_is_trained_so_far(
     assert [table["names"] for table in tables] == [["binning"], ["binning:bins=5"]]
 
 
+def test_a_recipe_is_filled_from_what_an_earlier_comparison_wrote(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.evaluation import recipes
+
+    command = ["compare", "--data", demos, "--n", 100]
+    assert run([*command, "--tokenizers", "binning", "--out", tmp_path / "first"], monkeypatch) == 0
+    file = tmp_path / "first" / "results.json"
+    first = json.loads(file.read_text())
+    contender = Contender.parse("oat")
+    plain = json.loads(json.dumps(dataclasses.asdict(contender.config)))
+    assert plain["train"]["steps"] == 100_000  # which nobody has the time to train in a test
+    first["rows"].append(first["rows"][0] | {"name": "oat", "kind": "oat", "config": plain, "mse": 0.5})
+    file.write_text(json.dumps(first))
+    entries = (recipes.Entry("oat"), recipes.Entry("spline"), recipes.Entry("vqbet"))
+    monkeypatch.setitem(recipes.COMPARISONS, "classical", recipes._tables(entries))
+    capsys.readouterr()
+    command += ["--known", file, "--tokenizers", "binning", "--out", tmp_path / "out"]
+    assert run([*command, "--recipe", "classical", "--finished"], monkeypatch) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [table["names"] for table in results["tables"]] == [["oat", "spline", "binning"], ["oat"]]
+    assert [row for row in results["rows"] if row["name"] != "spline"] == first["rows"][::-1]
+    assert [one["name"] for one in results["known"]] == ["oat", "binning"]
+    assert "Not there: vqbet (it is not trained yet)." in shown
+    said = f"(made by `{first['command']}`, {first['created'][:10]}): oat and binning, with latencies"
+    assert said in shown
+    assert said in (tmp_path / "out" / "tables.md").read_text()
+    assert "not drawn here: oat and binning." in (tmp_path / "out" / "native.html").read_text()
+    assert "not drawn here: oat." in (tmp_path / "out" / "within-144-bits.html").read_text()
+    # What cannot work is said before anything is looked for or fitted.
+    monkeypatch.setattr(recipes, "resolve", lambda *rest, **more: pytest.fail("looked for"))
+    for flags, reason in (
+        (["--k", 9], "was scored by another protocol: k is 32 there and 9 here"),
+        (["--replay", 3], "--replay needs every tokenizer, and --known brings rows without"),
+    ):
+        again = [*command[:-1], tmp_path / "again", "--recipe", "classical", *flags]
+        assert run(again, monkeypatch) == 2
+        assert reason in capsys.readouterr().err
+
+
 def test_compare_shows_a_table_on_a_terminal(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +340,22 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         ],
         "what is finished without a recipe": [
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o"), "--finished"],
+        ],
+        "what is no earlier comparison": [
+            *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],
+            *["--known", str(lerobot / "meta/info.json")],
+        ],
+        "an earlier comparison that is not there": [
+            *[
+                "compare",
+                "--data",
+                str(good),
+                *libero,
+                "--out",
+                str(folder / "o"),
+                "--known",
+                str(folder / "none.json"),
+            ],
         ],
         "no training steps": [
             *["compare", "--data", str(good), *libero, "--out", str(folder / "o")],

@@ -278,6 +278,34 @@ def test_a_chunk_picked_twice_is_shown_once(tmp_path):
     assert page.count("<summary>Worst") == 1
 
 
+@pytest.mark.parametrize("drawn", [["fast"], []], ids=["some", "none"])
+def test_rows_with_nothing_to_draw_are_left_out_of_the_pictures_and_named(tmp_path, drawn):
+    names = ["pq", "fast", HOSTILE]
+    results, drawings = made(names, TINY)
+    for key in ("rho", "chunk_mse", "code_counts"):
+        drawings[key] = {name: drawings[key][name] for name in drawn}
+    for chunk in drawings["chunks"]:
+        chunk |= {key: {name: chunk[key][name] for name in drawn} for key in ("decoded", "mse")}
+    if not drawn:
+        drawings["chunks"] = []
+    known = [name for name in names if name not in drawn]
+    results["known"] = [
+        {"name": name, "command": f"compare {HOSTILE}", "created": results["created"], "environment": {}}
+        for name in [*known, "another table's"]
+    ]
+    page = written(tmp_path, results, drawings)
+    text = " ".join("".join(checked(page).text).split())
+    listed = f"pq and {HOSTILE}" if drawn else f"pq, fast and {HOSTILE}"
+    source = f"made by compare {HOSTILE}, 2026-01-02"
+    assert f"Taken from an earlier comparison ({source}): {listed}, with latencies of the machine of then." in text
+    assert text.count(f"Taken from an earlier comparison, and therefore not drawn here: {listed}.") == 2
+    assert text.count(f"Taken from an earlier comparison, and therefore without a curve here: {listed}.") == 1
+    for ident in ("f-rho", "f-error", "f-codes", "f-chunk"):
+        assert (f'id="{ident}' in page) == bool(drawn), ident
+    for ident in ("f-tradeoff", "f-cost", "f-group0", "f-used"):
+        assert f'id="{ident}' in page, ident
+
+
 def test_no_rows_are_an_error(tmp_path):
     results, drawings = made(["pq"], TINY)
     with pytest.raises(ActionPieceError, match="nothing to report"):

@@ -59,6 +59,7 @@ def compare(
     device: str = "cpu",
     together: int = 8,
     finished: bool = False,
+    known: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = (),
     replay: int = 0,
     workers: int = 2,
     json: bool = False,
@@ -85,6 +86,9 @@ def compare(
         together: learned tokenizers that train side by side on a GPU.
         finished: with --recipe, train no learned tokenizer: the tables hold those that are trained to their last step
             and all that need no training, and name the others.
+        known: results.json of earlier comparisons, of the same data and scored alike. A tokenizer by name whose row
+            stands there is neither fitted nor scored again: its row is taken as it is, and the report says so. One
+            that was made with other settings there is an error; folders and your own code are scored as ever.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
@@ -93,6 +97,7 @@ def compare(
     from actionpiece.evaluation.compare import compare as run
     from actionpiece.evaluation.compare import replay_comparison, write_comparison
     from actionpiece.evaluation.contenders import Contender, with_steps
+    from actionpiece.evaluation.known import read_known
     from actionpiece.evaluation.recipes import resolve_once
     from actionpiece.evaluation.replay import replayable
     from actionpiece.evaluation.score import Training
@@ -110,12 +115,14 @@ def compare(
         raise ActionPieceError(f"{own} says itself how it is trained: leave --steps out, or that")
     if finished and not recipe:
         raise ActionPieceError("--finished goes with --recipe, which keeps what is trained")
+    if replay and known:
+        raise ActionPieceError("--replay needs every tokenizer, and --known brings rows without: leave one of them out")
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
-    demos = source.open()
-    if replay:  # what cannot work is better known before the first fit
+    demos, protocol = source.open(), scoring.protocol(horizon)
+    read_known(known, demos, protocol)  # what cannot work is better known before the first fit
+    if replay:
         replayable(demos, split=scoring.split, most=replay)
-    protocol = scoring.protocol(horizon)
     with progress() as show:
         show(0.0, "reading demonstrations")
         training = Training.of(demos, horizon)
@@ -138,6 +145,7 @@ def compare(
             device=device,
             together=together if device != "cpu" else 1,
             finished=finished,
+            known=known,
             progress=show,
         )
         results = comparison.results
@@ -173,7 +181,7 @@ def compare(
 
 def _show_comparison(results: dict[str, Any], order: dict[str, int], demos: Demos, scoring: ScoreOptions) -> None:
     """The tables of a comparison on the console. order: where a contender's row is."""
-    from actionpiece.report.page import absent
+    from actionpiece.report.page import absent, taken
 
     for table in results.get("tables", [{"names": list(order)}]):
         if "name" in table:
@@ -182,6 +190,8 @@ def _show_comparison(results: dict[str, Any], order: dict[str, int], demos: Demo
             show_rows([results["rows"][order[name]] for name in table["names"]], demos, scoring)
         for sentence in absent(results, table.get("name", "")):
             say(sentence)
+    for sentence in taken(results):
+        say(sentence)
     if "replay" in results:
         from actionpiece.report.replay import show_replay
 

@@ -15,6 +15,7 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
+from actionpiece.evaluation.known import Known, read_known
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
@@ -57,6 +58,7 @@ def compare(
     device: str = "cpu",
     together: int = 1,
     finished: bool = False,
+    known: Sequence[Path] = (),
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
     """Score every contender on the same chunks. One whose training breaks off does not take the others with it.
@@ -67,25 +69,33 @@ def compare(
         Those of the user's own code are made anew every time: whether it has changed is not known.
     device: where learned contenders train. together: how many of them side by side.
     finished: train none of them; those that have not come to their last step are left out.
+    known: results.json of earlier comparisons of the same data by the same protocol. Contenders to fit whose rows stand
+        there are neither fitted nor scored again; a row that was made otherwise is an error. Finished cells go first.
     """
     if not contenders:
         raise ActionPieceError("there is nothing to compare")
     check_names(contenders)
     check_device(device)
+    earlier = read_known(known, demos, protocol)
     training = training or Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
     found: dict[str, Scored] = {}
+    taken: dict[str, Known] = {}
     for contender in contenders:
         if cells is not None and contender.maker is None:
             cell = kept(cells / file_name(contender.name), _about(contender, demos, protocol, seed))
             if cell is not None:
                 found[contender.name] = cell
                 continue
+        if contender.kind is not None and contender.name in earlier:
+            taken[contender.name] = earlier[contender.name]
+            taken[contender.name].check(contender, demos, seed)
+            continue
         check_possible(contender, demos, training)
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
     broken: dict[str, str] = {}
-    new = [contender for contender in contenders if contender.name not in found]
+    new = [contender for contender in contenders if contender.name not in found | taken]
     waiting = {one.name: why for one in new if finished and (why := _untrained(one, cells))}
 
     def show(label: str, start: float, part: float, fraction: float, what: str) -> None:
@@ -94,7 +104,8 @@ def compare(
     for group in _groups([contender for contender in new if contender.name not in waiting], together):
         folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
         runs = [None if folder is None else folder / "run" for folder in folders]
-        at, label = len(found) + len(broken), group[0].name if len(group) == 1 else f"{len(group)} side by side"
+        at = len(found) + len(taken) + len(broken)
+        label = group[0].name if len(group) == 1 else f"{len(group)} side by side"
 
         # Half of a group's time is for the fits, the other half for the scores.
         half, fitting = at + len(group) / 2, functools.partial(show, label, at, len(group) / 2)
@@ -112,9 +123,10 @@ def compare(
             found[name] = Scored.of(score(tokenizer, data, name=name, progress=scoring))
             if folder is not None and contender.maker is None:
                 keep(folder, _about(contender, demos, protocol, seed), found[name])
-    if not found:
+    there = {name: one.row for name, one in (found | taken).items()}
+    if not there:
         raise ActionPieceError("; ".join(f"{name}: {why}" for name, why in (broken | waiting).items()))
-    scores = [found[contender.name] for contender in contenders if contender.name in found]
+    names = [contender.name for contender in contenders if contender.name in there]
     results: dict[str, Any] = {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -123,11 +135,14 @@ def compare(
         "data": demos.describe(),
         "physical_scales": training.distance.to_dict(),
         "environment": environment(),
-        "rows": [scored.row for scored in scores],
+        "rows": [there[name] for name in names],
     }
     if before:
         results["finished_before"] = before  # their latencies were measured then, perhaps elsewhere
-    comparison = Comparison(results, drawings(data, scores), made, broken, waiting)
+    if taken:
+        results["known"] = [one.origin for one in taken.values()]
+    pictures = drawings(data, [found[name] for name in names if name in found])
+    comparison = Comparison(results, pictures, made, broken, waiting)
     if comparison.absent:
         results["missing"] = [{"table": "", "name": name, "why": why} for name, why in comparison.absent.items()]
     return comparison
@@ -201,6 +216,8 @@ def replay_comparison(
     most: episodes of each task, of the split that was scored. Episodes that were replayed before an interrupt are kept.
     """
     results, pictures = comparison.results, comparison.pictures
+    if "known" in results:
+        raise ActionPieceError("rows of an earlier comparison have no tokenizers here that could be replayed")
     chosen = replayable(demos, split=results["protocol"]["split"], most=most)
     tokenizers = {
         c.name: comparison.made.get(c.name) or load(c.folder or out / "tokenizers" / file_name(c.name))

@@ -67,20 +67,10 @@ def drawings(data: ScoringSet, scores: Sequence[Scored]) -> dict[str, Any]:
         `decoded` {name: (H, D)}, in raw units.
     code_counts: {name: how often each code occurs, most frequent first}.
     rho: {name: Spearman correlations of all anchors}. chunk_mse: {name: mean squared error of each chunk}.
+
+    Rows of a comparison that were not scored in it are in none of these; where nobody was, all are empty.
     """
-    names = [s.row["name"] for s in scores]
-    errors = np.stack([s.errors for s in scores])
-    # Typical: near the middle of every contender's own ranking, and not a chunk that stands still.
-    ranks = errors.argsort(1).argsort(1) / (errors.shape[1] - 1)
-    moving = np.ptp(data.chunks, axis=1).max(1)
-    off = np.abs(ranks - 0.5).max(0) + np.where(moving < np.median(moving), 1.0, 0.0)
-    picks: list[tuple[int, str | None, str]] = [
-        (int(off.argmin()), None, "typical: close to every tokenizer's median error")
-    ]
-    picks += [
-        (int(row.argmax()), name, f"worst of {name}: its largest error of all {len(row)} chunks")
-        for row, name in zip(errors, names, strict=True)
-    ]
+    errors = {s.row["name"]: s.errors for s in scores}
     chunks = [
         {
             "why": why,
@@ -88,9 +78,9 @@ def drawings(data: ScoringSet, scores: Sequence[Scored]) -> dict[str, Any]:
             "index": index,
             "original": data.chunks[index].tolist(),
             "decoded": {s.row["name"]: s.decoded[index].tolist() for s in scores},
-            "mse": {name: float(row[index]) for row, name in zip(errors, names, strict=True)},
+            "mse": {name: float(row[index]) for name, row in errors.items()},
         }
-        for index, of, why in picks
+        for index, of, why in _picks(data, errors)
     ]
     return {
         "labels": list(data.distance.space.labels),
@@ -98,16 +88,33 @@ def drawings(data: ScoringSet, scores: Sequence[Scored]) -> dict[str, Any]:
         "chunks": chunks,
         "code_counts": {s.row["name"]: np.sort(s.counts)[::-1].tolist() for s in scores},
         "rho": {s.row["name"]: s.rho for s in scores},
-        "chunk_mse": dict(zip(names, errors, strict=True)),
+        "chunk_mse": errors,
     }
 
 
+def _picks(data: ScoringSet, errors: dict[str, np.ndarray]) -> list[tuple[int, str | None, str]]:
+    """The chunks to show: index, whose worst it is, and why."""
+    if not errors:
+        return []
+    stacked = np.stack(list(errors.values()))
+    # Typical: near the middle of every contender's own ranking, and not a chunk that stands still.
+    ranks = stacked.argsort(1).argsort(1) / (stacked.shape[1] - 1)
+    moving = np.ptp(data.chunks, axis=1).max(1)
+    off = np.abs(ranks - 0.5).max(0) + np.where(moving < np.median(moving), 1.0, 0.0)
+    worst = [
+        (int(row.argmax()), name, f"worst of {name}: its largest error of all {len(row)} chunks")
+        for name, row in errors.items()
+    ]
+    return [(int(off.argmin()), None, "typical: close to the median error of every tokenizer shown"), *worst]
+
+
 def only(pictures: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The drawings of some contenders: those of one table."""
+    """The drawings of some contenders: those of one table, as far as they are there."""
+    names = [name for name in names if name in pictures["rho"]]
     part = {key: {name: pictures[key][name] for name in names} for key in ("code_counts", "rho", "chunk_mse")}
     chunks = [
         chunk | {key: {name: chunk[key][name] for name in names} for key in ("decoded", "mse")}
         for chunk in pictures["chunks"]
-        if chunk["of"] is None or chunk["of"] in names
+        if names and (chunk["of"] is None or chunk["of"] in names)
     ]
     return {**pictures, **part, "chunks": chunks}

@@ -12,7 +12,7 @@ from typing import Any
 from actionpiece.errors import ActionPieceError
 from actionpiece.report.looks import looks, style_sheet
 from actionpiece.report.method import method
-from actionpiece.report.page import absent
+from actionpiece.report.page import absent, taken
 from actionpiece.report.replay import replay_section
 from actionpiece.report.scores import score_table
 from actionpiece.report.summary import best_sentence, header_facts, title_of
@@ -52,8 +52,8 @@ They show how the tools work; choose a tokenizer on your own data.</p>
 def write_report(path: Path, results: dict[str, Any], drawings: dict[str, Any]) -> None:
     """Write the report of `compare` to `path`.
 
-    results: what `compare` writes to results.json. drawings: what `evaluation.compare.drawings` returns; arrays may
-    be lists, and missing values NaN or None. The same input gives the same file.
+    results: what `compare` writes to results.json. drawings: what `evaluation.kept.drawings` returns, of all rows, some
+    or none; arrays may be lists, and missing values NaN or None. The same input gives the same file.
     """
     if not results["rows"]:
         raise ActionPieceError("there is nothing to report: no tokenizer was scored")
@@ -96,11 +96,15 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
 
 
 def _table_note(results: dict[str, Any]) -> str:
-    """What the table is, where a comparison has several, and who is missing from it."""
+    """What the table is, where a comparison has several, who is missing from it, and whose rows are older."""
     table = results.get("table", {"name": "", "about": ""})
-    said = _CODE.sub(r"<code>\1</code>", esc(table["about"]))
-    about = f"<p>{said}</p>\n" if said else ""
-    return about + "".join(f'<p class="note">{esc(sentence)}</p>\n' for sentence in absent(results, table["name"]))
+    about = f"<p>{_marked(table['about'])}</p>\n" if table["about"] else ""
+    notes = [*map(esc, absent(results, table["name"])), *map(_marked, taken(results))]
+    return about + "".join(f'<p class="note">{note}</p>\n' for note in notes)
+
+
+def _marked(text: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", esc(text))
 
 
 def _section(ident: str, title: str, body: str) -> str:

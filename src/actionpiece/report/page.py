@@ -20,6 +20,7 @@ def markdown_page(results: dict[str, Any]) -> str:
         f" PRC@{protocol['k']}, seed {results['seed']}.",
         "MSE is in one min-max scaling for all, whatever each tokenizer uses inside. Latencies are of one chunk, on the"
         " machine named in the JSON file beside this page, which has every setting and figure.",
+        *taken(results),
     ]
     for table in results.get("tables") or [{"name": "", "about": "", "names": [row["name"] for row in rows]}]:
         if table["name"]:
@@ -38,3 +39,17 @@ def absent(results: dict[str, Any], table: str) -> list[str]:
         if one["table"] == table:
             reasons.setdefault(plain(one["why"]), []).append(plain(one["name"]))
     return [f"Not there: {listed(names)} ({why})." for why, names in reasons.items()]
+
+
+def taken(results: dict[str, Any]) -> list[str]:
+    """Whose rows were taken from an earlier comparison, a sentence for each of these."""
+    shown = {row["name"] for row in results["rows"]}
+    origins: dict[str, list[str]] = {}
+    for one in results.get("known", ()):
+        if one["name"] in shown:
+            made = f"made by `{plain(one['command'])}`" if one["command"] else "whose command was not recorded"
+            origins.setdefault(f"{made}, {plain(one['created'])[:10]}", []).append(plain(one["name"]))
+    return [
+        f"Taken from an earlier comparison ({made}): {listed(names)}, with latencies of the machine of then."
+        for made, names in origins.items()
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from actionpiece.report import chunks, figures
@@ -25,9 +25,10 @@ from the 5th to the 95th percentile, the box from the 25th to the 75th; the mark
 stroke the mean. <strong>First:</strong> how well the order of each anchor's neighbours is kept; the mean is the PRC,
 and a long tail to the left means that some motions are confused although the average is good. The axis stretches
 towards 1. <strong>Second:</strong> the error of single chunks, on a logarithmic axis."""
-_CODES = """<strong>First:</strong> the codes of each vocabulary, most frequent first; the horizontal line at 1 is an
-even use of all codes, and a curve that ends before 100 % leaves the rest unused. <strong>Second:</strong> the pale
-bar is the share of codes that occur at all, the full bar the share that the tokens are worth (perplexity)."""
+_CURVES = """<strong>Curves:</strong> the codes of each vocabulary, most frequent first; the horizontal line at 1 is an
+even use of all codes, and a curve that ends before 100 % leaves the rest unused."""
+_BARS = """<strong>Bars:</strong> the pale bar is the share of codes that occur at all, the full bar the share that the
+tokens are worth (perplexity)."""
 _CHUNKS = """The wide grey line with dots is the original, the coloured lines are what each tokenizer gave back. Where
 a chunk is the worst of a tokenizer, that tokenizer is drawn in front and the others thinner."""
 
@@ -56,24 +57,34 @@ def groups(rows: Sequence[Row], looks: Looks) -> str:
 
 def spread(drawings: dict[str, Any], looks: Looks) -> str:
     """Distributions over anchors and chunks."""
+    note = _left_out(drawings["rho"], looks, "not drawn here")
+    if not drawings["rho"]:
+        return note
     ranks = figures.rank_strips(drawings["rho"], looks, "f-rho")
-    return _figure(_SPREAD, ranks, figures.error_strips(drawings["chunk_mse"], looks, "f-error"))
+    return note + _figure(_SPREAD, ranks, figures.error_strips(drawings["chunk_mse"], looks, "f-error"))
 
 
 def codes(rows: Sequence[Row], drawings: dict[str, Any], looks: Looks) -> str:
     """How the vocabularies are used."""
-    curves = figures.code_curves(drawings["code_counts"], looks, "f-codes")
-    return _key(looks) + _figure(_CODES, curves, figures.code_bars(rows, looks, "f-used"))
+    counts, bars = drawings["code_counts"], figures.code_bars(rows, looks, "f-used")
+    note = _left_out(counts, looks, "without a curve here")
+    if not counts:
+        return note + _figure(_BARS, bars)
+    curves = figures.code_curves(counts, looks, "f-codes")
+    return note + _key(looks, counts) + _figure(f"{_CURVES} {_BARS}", curves, bars)
 
 
 def example_chunks(drawings: dict[str, Any], looks: Looks) -> str:
     """The typical chunk and the worst ones, column by column."""
+    note = _left_out(drawings["rho"], looks, "not drawn here")
+    if not drawings["rho"]:
+        return note
     labels: list[str] = list(drawings["labels"])
     found = chunks.examples(drawings)
     span = chunks.spans(found)
     each = f", {1 / drawings['rate']:.3g} s each" if drawings["rate"] else ""
-    out = f'<p class="note">Raw command values over the steps of a chunk{each}. {_CHUNKS}</p>\n'
-    out += _key(looks, original=True)
+    out = f'{note}<p class="note">Raw command values over the steps of a chunk{each}. {_CHUNKS}</p>\n'
+    out += _key(looks, drawings["rho"], original=True)
     for number, example in enumerate(found):
         picked = chunks.columns_to_show(example, span)
         panels = [
@@ -94,11 +105,19 @@ def _figure(caption: str, *drawn: str, kind: str = "pair") -> str:
     return f'<figure><div class="{kind}">{"".join(drawn)}</div>\n<figcaption>{caption}</figcaption></figure>'
 
 
-def _key(looks: Looks, *, original: bool = False) -> str:
-    """Which look is which tokenizer."""
+def _left_out(drawn: Collection[str], looks: Looks, what: str) -> str:
+    """Who has a row but nothing to draw: an earlier comparison keeps the row alone."""
+    names = [esc(name) for name in looks if name not in drawn]
+    if not names:
+        return ""
+    return f'<p class="note">Taken from an earlier comparison, and therefore {what}: {listed(names)}.</p>\n'
+
+
+def _key(looks: Looks, drawn: Collection[str], *, original: bool = False) -> str:
+    """Which look is which tokenizer, of those that are drawn."""
     first = ""
     if original:
         first = '<li><svg class="swatch" viewBox="0 0 28 14" aria-hidden="true"><path d="M0 7H28" stroke="var(--ink)" '
         first += 'stroke-width="4" opacity=".35"/><circle cx="14" cy="7" r="3" fill="var(--ink)"/></svg>original</li>'
-    items = "".join(f"<li>{swatch(look)}{esc(name)}</li>" for name, look in looks.items())
+    items = "".join(f"<li>{swatch(look)}{esc(name)}</li>" for name, look in looks.items() if name in drawn)
     return f'<ul class="key">{first}{items}</ul>\n'

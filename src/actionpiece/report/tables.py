@@ -231,7 +231,7 @@ def _tokens() -> list[Column]:
 
 
 def _speed() -> list[Column]:
-    part = "Speed on this machine"
+    part = "Speed where it was scored"
     one = "Median time to {} one chunk, as a robot waits for it. Lower is better."
     many = "Chunks {}d in a second, in batches. Higher is better."
     return [

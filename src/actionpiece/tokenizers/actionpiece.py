@@ -108,6 +108,14 @@ class ActionPieceConfig:
             for blend in self.blends or (self.train.blend,)
         ]
 
+    def started(self, quantizer: PQConfig) -> ActionPieceConfig:
+        """This configuration as it is written down after a start from one of them."""
+        return replace(self, groups=quantizer.groups, train=replace(self.train, blend=quantizer.blend))
+
+    def outcomes(self) -> list[ActionPieceConfig]:
+        """All that this configuration may be after a fit."""
+        return [self.started(one) for one in self.quantizers()] if self.start == "pq" else [self]
+
 
 def rvq() -> ActionPieceConfig:
     """The same codec without physical rank preservation and quantization regularization: the paper's Standard RVQ."""
@@ -204,8 +212,7 @@ class ActionPieceTokenizer(LearnedTokenizer):
         first = None
         if self.config.start == "pq":
             pq = self._product_quantizer(x, seed, progress)
-            train = replace(self.config.train, blend=pq.config.blend)
-            self.config = replace(self.config, groups=pq.config.groups, train=train)
+            self.config = self.config.started(pq.config)
             first = pq.codebooks
         run = super()._run(x, seed, folder, resume=resume)
         if first is not None:
