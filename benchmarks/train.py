@@ -1,13 +1,19 @@
-"""Milliseconds per training step of the paper's recipe: eager against captured, alone and side by side, in one run.
+"""Milliseconds per training step of learned tokenizers: eager against captured, alone and side by side, in one run.
 
     python benchmarks/train.py --data A.npz --out docs/results/train_h200.json
+    python benchmarks/train.py --data A.npz --tokenizers oat quest fastervq --copies 1 --out OUT.json
 
-Needs a GPU for the captured step; on a CPU only the eager one is timed. The first steps, which compile and record, are
-not counted; `ready_s` says how long they took.
+Every tokenizer is timed by itself, then all of them together, `copies` of each. Needs a GPU for captured steps; on a
+CPU only the eager ones are timed. The first steps, which compile and record, are not counted; `ready_s` says how long
+they took. `launching` is the share of the time in which the program hands steps to the GPU: near 1, the program is what
+is waited for. `kernels` is what a captured step launches.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +22,15 @@ from typing import Any
 import torch
 import tyro
 from rich.console import Console
+from torch.autograd import DeviceType
 
 import actionpiece
+from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.contenders import Contender, unfitted
 from actionpiece.evaluation.score import Training, environment
 from actionpiece.files import write_json
-from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer
-from actionpiece.training import Examples, TrainConfig
+from actionpiece.tokenizers.learned import LearnedTokenizer
+from actionpiece.training import Examples
 from actionpiece.training.examples import BLOCK
 from actionpiece.training.replica import Replica
 
@@ -32,82 +41,108 @@ class Options:
 
     Attributes:
         data: demonstrations to train on.
+        tokenizers: learned ones, with settings as in `actionpiece compare`.
         out: JSON file to write.
         steps: of each measurement, a multiple of 100.
-        eager_steps: of the eager measurement, up to 100.
-        side_by_side: replicas in the last measurement.
-        warm_up: steps before each measurement.
+        eager_steps: of the eager measurements; 0: there are none.
+        copies: of every tokenizer in the last measurement, all side by side.
     """
 
     data: str = "generated"
+    tokenizers: tuple[str, ...] = ("actionpiece",)
     out: Path | None = None
     steps: int = 1000
     eager_steps: int = 50
-    side_by_side: int = 8
-    warm_up: int = BLOCK
+    copies: int = 8
 
 
-def run(replicas: list[Replica], steps: int) -> float:
-    """Seconds for so many steps of every replica, whole blocks at a time, as the training loop takes them."""
-    began = time.perf_counter()
+def run(replicas: list[Replica], steps: int) -> tuple[float, float]:
+    """Seconds for so many steps of every replica, whole blocks at a time, as the training loop takes them; and how many
+    of them passed before the last step was launched."""
+    taken = launching = 0.0
     for first in range(0, steps, BLOCK):
+        began = time.perf_counter()
         for replica in replicas:
             replica.prepare()
         for _ in range(min(BLOCK, steps - first)):
             for replica in replicas:
                 replica.advance()
+        launching += time.perf_counter() - began
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    return time.perf_counter() - began
+        taken += time.perf_counter() - began
+    return taken, launching
+
+
+def kernels(replica: Replica) -> float:
+    """How many kernels a captured step launches. A whole block is looked at: the next one begins where it ends."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        run([replica], BLOCK)
+    launched = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in launched) / BLOCK
+
+
+class Timing:
+    """The rows of a run, each printed as it comes."""
+
+    def __init__(self, options: Options, device: str) -> None:
+        demos = actionpiece.open_demos(options.data)
+        self.options, self.demos, self.training = options, demos, Training.of(demos, 8)
+        x = self.training.normalizer.normalize(torch.from_numpy(self.training.chunks.sample(300_000, 0)))
+        self.examples = Examples(x, None, self.training.distance, self.training.normalizer, device)
+        self.console, self.rows = Console(), list[dict[str, Any]]()
+
+    def replica(self, name: str, seed: int, *, captured: bool) -> Replica:
+        """A tokenizer at its first step with codebooks: most steps have them."""
+        tokenizer = unfitted(Contender.parse(name), self.demos, self.training)
+        if not isinstance(tokenizer, LearnedTokenizer):
+            raise ActionPieceError(f"{name} is not trained step by step")
+        made = tokenizer._run(self.examples.chunks, seed, None, resume=False)
+        config = dataclasses.replace(made.config, continuous=0)
+        return Replica(dataclasses.replace(made, config=config), self.examples, captured=captured)
+
+    def measure(self, how: str, named: dict[str, list[Replica]], steps: int, warm_up: int) -> None:
+        replicas = [replica for several in named.values() for replica in several]
+        ready, _ = run(replicas, warm_up)
+        taken, launching = run(replicas, steps)
+        row: dict[str, Any] = {"how": how, "tokenizers": list(named), "replicas": len(replicas), "ready_s": ready}
+        row |= {"ms_per_step": 1e3 * taken / steps / len(replicas), "launching": launching / taken}
+        if how == "captured":
+            row["kernels"] = kernels(replicas[0])
+        self.rows.append(row)
+        told = f"{row['ms_per_step']:.3f} ms a step, launching {row['launching']:.0%}"
+        self.console.print(f"{how}: {', '.join(named)}: {told}", row.get("kernels", ""))
 
 
 def main(options: Options) -> None:
-    console = Console()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    demos = actionpiece.open_demos(options.data)
-    training = Training.of(demos, 8)
-    x = training.normalizer.normalize(torch.from_numpy(training.chunks.sample(300_000, 0)))
-    examples = Examples(x, None, training.distance, training.normalizer, device)
-    torch.set_float32_matmul_precision("high")
-
-    def replica(seed: int, *, captured: bool) -> Replica:
-        tokenizer = ActionPieceTokenizer(
-            ActionPieceConfig(train=TrainConfig(continuous=0)),  # the steps with codebooks, PRP and QR: most of them
-            space=demos.space,
-            normalizer=training.normalizer,
-            distance=training.distance,
-            horizon=8,
+    if options.steps < BLOCK or options.steps % BLOCK or options.eager_steps > BLOCK or options.copies < 1:
+        raise ActionPieceError(
+            f"steps come in blocks of {BLOCK}, eager ones in one of them; at least one copy is timed"
         )
-        return Replica(tokenizer._run(examples.chunks, seed, None, resume=False), examples, captured=captured)
-
-    rows: list[dict[str, Any]] = []
-
-    def measure(name: str, replicas: list[Replica], warm_up: int, steps: int) -> None:
-        ready = run(replicas, warm_up)
-        each = run(replicas, steps) / steps / len(replicas) * 1e3
-        rows.append({"name": name, "replicas": len(replicas), "ready_s": ready, "ms_per_step": each})
-        ratio = rows[0]["ms_per_step"] / each
-        console.print(f"{name}: {each:.3f} ms per step, {ratio:.1f} times eager; 100,000 steps in {each * 100:.0f} s")
-
-    with torch.compiler.set_stance("force_eager"):
-        measure("eager", [replica(0, captured=False)], min(10, options.eager_steps), options.eager_steps)
-    if device == "cuda":
-        one = replica(0, captured=True)
-        measure("captured", [one], options.warm_up, options.steps)
-        more = [replica(seed, captured=True) for seed in range(1, options.side_by_side)]
-        run(more, one.done)
-        measure(f"{options.side_by_side} side by side, each", [one, *more], options.warm_up, options.steps)
+    torch.set_float32_matmul_precision("high")
+    timing = Timing(options, "cuda" if torch.cuda.is_available() else "cpu")
+    together: dict[str, list[Replica]] = {}
+    for name in options.tokenizers:
+        if options.eager_steps:
+            with torch.compiler.set_stance("force_eager"):
+                eager = {name: [timing.replica(name, 0, captured=False)]}
+                timing.measure("eager", eager, options.eager_steps, min(10, options.eager_steps))
+        if torch.cuda.is_available():
+            together[name] = [timing.replica(name, seed, captured=True) for seed in range(options.copies)]
+            timing.measure("captured", {name: together[name][:1]}, options.steps, BLOCK)
+    if torch.cuda.is_available():
+        for first, *others in together.values():
+            run(others, first.done)
+        timing.measure("side by side, each", together, options.steps, BLOCK)
     if options.out is not None:
-        command = f"python benchmarks/train.py --data {Path(options.data).name} --steps {options.steps}"
         write_json(
             options.out,
             {
-                "command": command,
+                "command": f"python benchmarks/train.py {shlex.join(sys.argv[1:])}",
                 "seed": 0,
-                "data": {key: demos.describe()[key] for key in ("name", "fingerprint")},
+                "data": {key: timing.demos.describe()[key] for key in ("name", "fingerprint")},
                 "environment": environment(),
-                "config": "the paper's recipe: batch 128, 2 + 4 layers, PRP and QR",
-                "rows": rows,
+                "rows": timing.rows,
             },
         )
 
