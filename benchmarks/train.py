@@ -3,7 +3,8 @@
     python benchmarks/train.py --data A.npz --out docs/results/train_h200.json
     python benchmarks/train.py --data A.npz --tokenizers oat quest fastervq --copies 1 --out OUT.json
 
-Every tokenizer is timed by itself, then all of them together, `copies` of each. Needs a GPU for captured steps; on a
+Every tokenizer is timed by itself, then all of them together, `copies` of each, launched by one thread, as the training
+loop does, and by a thread each. Needs a GPU for captured steps; on a
 CPU only the eager ones are timed. The first steps, which compile and record, are not counted; `ready_s` says how long
 they took. `launching` is the share of the time in which the program hands steps to the GPU: near 1, the program is what
 is waited for. `kernels` is what a captured step launches.
@@ -15,6 +16,7 @@ import dataclasses
 import shlex
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,22 +58,32 @@ class Options:
     copies: int = 8
 
 
-def run(replicas: list[Replica], steps: int) -> tuple[float, float]:
+def run(replicas: list[Replica], steps: int, *, threads: bool = False) -> tuple[float, float]:
     """Seconds for so many steps of every replica, whole blocks at a time, as the training loop takes them; and how many
-    of them passed before the last step was launched."""
+    of them passed before the last step was launched. threads: a thread for each launches, instead of one for all."""
     taken = launching = 0.0
-    for first in range(0, steps, BLOCK):
-        began = time.perf_counter()
-        for replica in replicas:
-            replica.prepare()
-        for _ in range(min(BLOCK, steps - first)):
+    with ThreadPoolExecutor(len(replicas)) as pool:
+        for first in range(0, steps, BLOCK):
+            count = min(BLOCK, steps - first)
+            began = time.perf_counter()
             for replica in replicas:
-                replica.advance()
-        launching += time.perf_counter() - began
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        taken += time.perf_counter() - began
+                replica.prepare()
+            if threads:
+                list(pool.map(lambda replica: advance([replica], count), replicas))  # noqa: B023 (done within the turn)
+            else:
+                advance(replicas, count)
+            launching += time.perf_counter() - began
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            taken += time.perf_counter() - began
     return taken, launching
+
+
+def advance(replicas: list[Replica], steps: int) -> None:
+    """So many steps of every replica, in turn."""
+    for _ in range(steps):
+        for replica in replicas:
+            replica.advance()
 
 
 def kernels(replica: Replica) -> float:
@@ -101,10 +113,12 @@ class Timing:
         config = dataclasses.replace(made.config, continuous=0)
         return Replica(dataclasses.replace(made, config=config), self.examples, captured=captured)
 
-    def measure(self, how: str, named: dict[str, list[Replica]], steps: int, warm_up: int) -> None:
+    def measure(
+        self, how: str, named: dict[str, list[Replica]], steps: int, warm_up: int, *, threads: bool = False
+    ) -> None:
         replicas = [replica for several in named.values() for replica in several]
         ready, _ = run(replicas, warm_up)
-        taken, launching = run(replicas, steps)
+        taken, launching = run(replicas, steps, threads=threads)
         row: dict[str, Any] = {"how": how, "tokenizers": list(named), "replicas": len(replicas), "ready_s": ready}
         row |= {"ms_per_step": 1e3 * taken / steps / len(replicas), "launching": launching / taken}
         if how == "captured":
@@ -134,6 +148,7 @@ def main(options: Options) -> None:
         for first, *others in together.values():
             run(others, first.done)
         timing.measure("side by side, each", together, options.steps, BLOCK)
+        timing.measure("side by side, launched by a thread each", together, options.steps, BLOCK, threads=True)
     if options.out is not None:
         write_json(
             options.out,
