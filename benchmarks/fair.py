@@ -1,10 +1,11 @@
 """Is every learned tokenizer of a comparison a fair contender? Its error beside a product quantiser's of the same bits.
 
     actionpiece compare --recipe matched --data A.npz --device cuda --out matched
-    python benchmarks/fair.py --data A.npz --compared matched/results.json --out docs/results/fair_a
+    python benchmarks/fair.py --data A.npz --compared matched/results.json --fitted matched/tokenizers --out fair_a
 
 For every learned row: the error of `pq` with as many tokens of as many codes, on the same chunks, and that of the mean
-training chunk; how many of a position's codes are in use, as a share. Writes OUT.json and OUT.md.
+training chunk; that of its network without a quantiser, which no codes could undercut, where its weights are at hand;
+how many of a position's codes are in use, as a share. Writes OUT.json and OUT.md.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import tyro
 from rich.console import Console
 
 import actionpiece
 from actionpiece.errors import ActionPieceError
+from actionpiece.evaluation.compare import file_name
 from actionpiece.evaluation.contenders import fit, fitting_chunks
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.metrics.fidelity import fidelity
-from actionpiece.tokenizers import KINDS, tokenizer_class
+from actionpiece.tokenizers import KINDS, load, tokenizer_class
 from actionpiece.tokenizers.learned import LearnedTokenizer
 from actionpiece.tokenizers.pq import PQConfig
 
@@ -38,11 +41,13 @@ class Options:
         data: the demonstrations that were compared.
         compared: results.json of `actionpiece compare`.
         out: where to write, without an ending.
+        fitted: folder of the tokenizers that were compared, as far as they are there.
     """
 
     data: str
     compared: Path
     out: Path
+    fitted: Path | None = None
 
 
 def gather(options: Options, console: Console) -> dict[str, Any]:
@@ -72,7 +77,9 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
             known[tokens, codes] = error(np.asarray(plain.decode(plain.encode(data.chunks))))
         same = known[tokens, codes]
         use = {"perplexity": row["position_perplexity"], "share": row["position_perplexity"] / codes}
-        figures = {"mse": row["mse"], "pq": same, "ratio": row["mse"] / same, "mean_chunk": mean}
+        tokenizer = None if options.fitted is None else of_row(row, options.fitted)
+        figures = {"unquantized": None if tokenizer is None else error(unquantized(tokenizer, data.chunks))}
+        figures |= {"mse": row["mse"], "pq": same, "ratio": row["mse"] / same, "mean_chunk": mean}
         rows.append({"name": row["name"], "tokens": tokens, "codes": codes, **figures, **use})
     return {
         "command": f"python benchmarks/fair.py {shlex.join(sys.argv[1:])}",
@@ -85,6 +92,27 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
     }
 
 
+def of_row(row: dict[str, Any], fitted: Path) -> LearnedTokenizer | None:
+    """The tokenizer that a row is of, if it is among those that were fitted."""
+    folder = fitted / file_name(row["name"])
+    if not folder.is_dir():
+        return None
+    tokenizer = load(folder)
+    if tokenizer.fingerprint() != row["fingerprint"]:
+        raise ActionPieceError(f"{folder} is not the tokenizer that was compared")
+    assert isinstance(tokenizer, LearnedTokenizer)
+    return tokenizer
+
+
+@torch.no_grad()
+def unquantized(tokenizer: LearnedTokenizer, chunks: np.ndarray) -> np.ndarray:
+    """Chunks (n, H, D) as the network gives them back without a quantiser."""
+    x = tokenizer.normalizer.normalize(torch.from_numpy(chunks).float())
+    back = torch.cat([tokenizer.codec.continuous(part) for part in x.split(1000)])
+    decoded: np.ndarray = tokenizer.normalizer.denormalize(back).numpy()
+    return decoded
+
+
 def page(document: dict[str, Any]) -> str:
     """The Markdown page."""
     rows = document["rows"]
@@ -93,13 +121,16 @@ def page(document: dict[str, Any]) -> str:
         "",
         f"Made by `{document['command']}` from `{document['compared']}`.",
         f"`pq` has as many tokens of as many codes. Predicting the mean training chunk has an MSE of"
-        f" {1e4 * rows[0]['mean_chunk']:.0f} x1e-4. Perplexity is of the codes of one position.",
+        f" {1e4 * rows[0]['mean_chunk']:.0f} x1e-4. Unquantised: its network"
+        " without a quantiser, where its weights were at hand. Perplexity is of the codes of one position.",
         "",
-        "| tokenizer | tokens | codes | MSE x1e-4 | `pq` x1e-4 | of `pq` | of the mean's | perplexity | of its codes |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| tokenizer | tokens | codes | MSE x1e-4 | unquantised x1e-4 | `pq` x1e-4 | of `pq` | of the mean's"
+        " | perplexity | of its codes |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        errors = f"{1e4 * row['mse']:.3f} | {1e4 * row['pq']:.3f} | {row['ratio']:.2f}"
+        bare = "-" if row["unquantized"] is None else f"{1e4 * row['unquantized']:.3f}"
+        errors = f"{1e4 * row['mse']:.3f} | {bare} | {1e4 * row['pq']:.3f} | {row['ratio']:.2f}"
         use = f"1/{row['mean_chunk'] / row['mse']:.1f} | {row['perplexity']:.0f} | {100 * row['share']:.0f} %"
         lines.append(f"| {row['name']} | {row['tokens']} | {row['codes']} | {errors} | {use} |")
     return "\n".join(lines) + "\n"

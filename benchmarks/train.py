@@ -4,10 +4,10 @@
     python benchmarks/train.py --data A.npz --tokenizers oat quest fastervq --copies 1 --out OUT.json
 
 Every tokenizer is timed by itself, then all of them together, `copies` of each, launched by one thread, as the training
-loop does, and by a thread each. Needs a GPU for captured steps; on a
-CPU only the eager ones are timed. The first steps, which compile and record, are not counted; `ready_s` says how long
-they took. `launching` is the share of the time in which the program hands steps to the GPU: near 1, the program is what
-is waited for. `kernels` is what a captured step launches.
+loop does, and by a thread each. Needs a GPU for captured steps; on a CPU only the eager ones are timed. The first
+steps, which compile and record, are not counted; `ready_s` says how long they took. `launching` is the share of the
+time in which the program hands steps to the GPU: near 1, the program is what is waited for. `kernels` is what a
+captured step launches.
 """
 
 from __future__ import annotations

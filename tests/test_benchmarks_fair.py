@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from actionpiece import ActionPieceError, open_demos
 from actionpiece.evaluation.compare import compare, write_comparison
 from actionpiece.evaluation.contenders import Contender, fit
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training
+from actionpiece.tokenizers import load
 from actionpiece.tokenizers.pq import PQConfig
 from scripts import script
 from tiny import tiny
@@ -26,10 +28,12 @@ def fair() -> Any:
 def test_errors_stand_beside_those_of_pq_and_of_the_mean(fair: Any, tmp_path: Path) -> None:
     demos, protocol = open_demos("generated"), Protocol(n=120, k=8)
     contenders = [Contender("codec", "actionpiece", tiny()), Contender.parse("binning")]
-    write_comparison(tmp_path, compare(demos, contenders, protocol=protocol))
+    write_comparison(tmp_path, compare(demos, contenders, protocol=protocol, save=tmp_path / "fitted"))
     fair.main(fair.Options("generated", tmp_path / "results.json", tmp_path / "fair"))
-    document = json.loads((tmp_path / "fair.json").read_text())
-    (row,) = document["rows"]  # binning is not learned
+    (row,) = json.loads((tmp_path / "fair.json").read_text())["rows"]  # binning is not learned
+    assert row["unquantized"] is None
+    fair.main(fair.Options("generated", tmp_path / "results.json", tmp_path / "fair", tmp_path / "fitted"))
+    (row,) = json.loads((tmp_path / "fair.json").read_text())["rows"]
     config = tiny()
     assert (row["name"], row["tokens"], row["codes"]) == ("codec", config.slots * config.levels, config.codes)
     training = Training.of(demos, 8)
@@ -42,7 +46,21 @@ def test_errors_stand_beside_those_of_pq_and_of_the_mean(fair: Any, tmp_path: Pa
     assert row["mean_chunk"] == pytest.approx(float((((data.chunks - mean) / scale) ** 2).mean()), rel=1e-4)
     assert row["ratio"] == pytest.approx(row["mse"] / row["pq"])
     assert 0 < row["share"] <= 1
+    codec: Any = load(tmp_path / "fitted/codec")
+    x = training.normalizer.normalize(torch.from_numpy(data.chunks))
+    with torch.no_grad():
+        bare = codec.codec.decoder(codec.codec.quantizer.project_out(codec.codec.project(x)))
+    assert row["unquantized"] == pytest.approx(float((bare - x).square().mean()), rel=1e-4)
     assert f"| codec | {row['tokens']} | {row['codes']} |" in (tmp_path / "fair.md").read_text()
+
+
+def test_weights_of_another_tokenizer_are_refused(fair: Any, tmp_path: Path) -> None:
+    demos, contender = open_demos("generated"), Contender("codec", "actionpiece", tiny())
+    for seed in (0, 1):
+        made = compare(demos, [contender], protocol=Protocol(n=60, k=8), seed=seed, save=tmp_path / str(seed))
+        write_comparison(tmp_path / str(seed), made)
+    with pytest.raises(ActionPieceError, match="not the tokenizer that was compared"):
+        fair.main(fair.Options("generated", tmp_path / "0/results.json", tmp_path / "fair", tmp_path / "1"))
 
 
 def test_results_of_other_demonstrations_are_refused(fair: Any, tmp_path: Path) -> None:
