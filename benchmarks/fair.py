@@ -4,7 +4,7 @@
     python benchmarks/fair.py --data A.npz --compared matched/results.json --fitted matched/tokenizers --out fair_a
 
 For every learned row: the error of `pq` with as many tokens of as many codes, on the same chunks, and that of the mean
-training chunk; that of its network without a quantiser, which no codes could undercut, where its weights are at hand;
+training chunk; that of its network without a quantiser, what more codes could come to, where its weights are at hand;
 how many of a position's codes are in use, as a share. Writes OUT.json and OUT.md.
 """
 
@@ -52,6 +52,8 @@ class Options:
 
 def gather(options: Options, console: Console) -> dict[str, Any]:
     """A row for every learned tokenizer, as plain data."""
+    if options.fitted is not None and not options.fitted.is_dir():
+        raise ActionPieceError(f"{options.fitted} is no folder of fitted tokenizers")
     compared = read_json(options.compared)
     demos = actionpiece.open_demos(options.data)
     if demos.describe()["fingerprint"] != compared["data"]["fingerprint"]:

@@ -6,8 +6,8 @@
 Every tokenizer is timed by itself, then all of them together, `copies` of each, launched by one thread, as the training
 loop does, and by a thread each. Needs a GPU for captured steps; on a CPU only the eager ones are timed. The first
 steps, which compile and record, are not counted; `ready_s` says how long they took. `launching` is the share of the
-time in which the program hands steps to the GPU: near 1, the program is what is waited for. `kernels` is what a
-captured step launches.
+time in which the program draws batches and hands steps to the GPU: near 1, it is the program that is waited for.
+`kernels` is what a captured step launches.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from torch.autograd import DeviceType
 
 import actionpiece
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.contenders import Contender, unfitted
+from actionpiece.evaluation.contenders import Contender, check_names, unfitted
 from actionpiece.evaluation.score import Training, environment
 from actionpiece.files import write_json
 from actionpiece.tokenizers.learned import LearnedTokenizer
 from actionpiece.training import Examples
 from actionpiece.training.examples import BLOCK
+from actionpiece.training.loop import many_shapes
 from actionpiece.training.replica import Replica
 
 
@@ -45,7 +46,7 @@ class Options:
         data: demonstrations to train on.
         tokenizers: learned ones, with settings as in `actionpiece compare`.
         out: JSON file to write.
-        steps: of each measurement, a multiple of 100.
+        steps: of each measurement.
         eager_steps: of the eager measurements; 0: there are none.
         copies: of every tokenizer in the last measurement, all side by side.
     """
@@ -59,17 +60,21 @@ class Options:
 
 
 def run(replicas: list[Replica], steps: int, *, threads: bool = False) -> tuple[float, float]:
-    """Seconds for so many steps of every replica, whole blocks at a time, as the training loop takes them; and how many
-    of them passed before the last step was launched. threads: a thread for each launches, instead of one for all."""
+    """Seconds for so many steps of every replica, block by block, as the training loop takes them; and how many of them
+    passed before the last step was launched. All stand at the same step.
+
+    threads: a thread for each launches, instead of one for all.
+    """
     taken = launching = 0.0
-    with ThreadPoolExecutor(len(replicas)) as pool:
-        for first in range(0, steps, BLOCK):
-            count = min(BLOCK, steps - first)
+    end = replicas[0].done + steps if replicas else 0
+    with ThreadPoolExecutor(max(len(replicas), 1)) as pool, many_shapes():
+        while replicas and replicas[0].done < end:
+            count = min(BLOCK - replicas[0].done % BLOCK, end - replicas[0].done)
             began = time.perf_counter()
             for replica in replicas:
                 replica.prepare()
             if threads:
-                list(pool.map(lambda replica: advance([replica], count), replicas))  # noqa: B023 (done within the turn)
+                list(pool.map(advance, [[replica] for replica in replicas], [count] * len(replicas)))
             else:
                 advance(replicas, count)
             launching += time.perf_counter() - began
@@ -87,7 +92,7 @@ def advance(replicas: list[Replica], steps: int) -> None:
 
 
 def kernels(replica: Replica) -> float:
-    """How many kernels a captured step launches. A whole block is looked at: the next one begins where it ends."""
+    """How many kernels a captured step launches, with the few that a block of steps begins with shared among them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         run([replica], BLOCK)
     launched = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
@@ -106,7 +111,8 @@ class Timing:
 
     def replica(self, name: str, seed: int, *, captured: bool) -> Replica:
         """A tokenizer at its first step with codebooks: most steps have them."""
-        tokenizer = unfitted(Contender.parse(name), self.demos, self.training)
+        contender = Contender.parse(name)
+        tokenizer = unfitted(contender, self.demos, self.training) if contender.kind else None
         if not isinstance(tokenizer, LearnedTokenizer):
             raise ActionPieceError(f"{name} is not trained step by step")
         made = tokenizer._run(self.examples.chunks, seed, None, resume=False)
@@ -129,10 +135,9 @@ class Timing:
 
 
 def main(options: Options) -> None:
-    if options.steps < BLOCK or options.steps % BLOCK or options.eager_steps > BLOCK or options.copies < 1:
-        raise ActionPieceError(
-            f"steps come in blocks of {BLOCK}, eager ones in one of them; at least one copy is timed"
-        )
+    if options.steps < 1 or options.eager_steps < 0 or options.copies < 1:
+        raise ActionPieceError("at least one step of one copy is timed, and no fewer than no eager ones")
+    check_names([Contender.parse(name) for name in options.tokenizers])
     torch.set_float32_matmul_precision("high")
     timing = Timing(options, "cuda" if torch.cuda.is_available() else "cpu")
     together: dict[str, list[Replica]] = {}

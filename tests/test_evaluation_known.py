@@ -22,6 +22,7 @@ from actionpiece.tokenizers import load
 from tiny import AS_PQ, fit, tiny
 
 PROTOCOL = Protocol(n=120, k=8)
+ELSEWHERE = {"data": {"name": "other", "generated": False, "fingerprint": "f" * 64}}
 MINE = """
 from actionpiece.tokenizers.binning import BinningConfig, BinningTokenizer
 
@@ -175,12 +176,12 @@ def test_folders_and_the_users_own_code_are_never_taken(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"kind": "pq"}, "differs in kind from"),
-        ({"config": {"bins": 16}}, "differs in config from"),
-        ({"normalizer": "quantile"}, "differs in normalizer from"),
-        ({"seed": 3, "config": {}}, "differs in config and seed from"),
-        ({"fitted_on": {"data": {"fingerprint": "f" * 64}}}, "differs in training data from"),
-        ({"fitted_on": {}}, "differs in training data from"),
+        ({"kind": "pq"}, "kind is pq there and binning here"),
+        ({"config": {"bins": 16}}, r"config\.bins is 16 there and 255 here"),
+        ({"normalizer": "quantile"}, "normalizer is quantile there and minmax here"),
+        ({"seed": 3, "config": {}}, r"seed is 3 there and 0 here; config\.bins is None there and 255 here"),
+        ({"fitted_on": ELSEWHERE}, "training data is f{64} there and [0-9a-f]{64} here"),
+        ({"fitted_on": {}}, "training data is None there and [0-9a-f]{64} here"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -195,18 +196,30 @@ def test_a_row_that_was_made_otherwise_is_refused(
 ) -> None:
     nothing_is_fitted(monkeypatch)
     known = edited(earlier, tmp_path, row=row)
-    with pytest.raises(ActionPieceError, match=rf"edited\.json: its row of binning {reason} what is asked for; ask"):
+    with pytest.raises(ActionPieceError, match=rf"edited\.json: its row of binning .*: {reason}; ask for"):
         run(demos, training, "spline", "oat", "binning", known=[known])
 
 
 def test_a_seed_and_a_number_of_steps_are_asked_for_by_this_comparison(
     demos: Any, training: Training, earlier: Path
 ) -> None:
-    with pytest.raises(ActionPieceError, match="its row of binning differs in seed from"):
+    with pytest.raises(ActionPieceError, match=r"its row of binning .*: seed is 0 there and 1 here;"):
         run(demos, training, "binning", known=[earlier], seed=1)
     short = Contender("oat", "oat", Contender.parse("oat:train.steps=9").config)
-    with pytest.raises(ActionPieceError, match="its row of oat differs in config from"):
+    with pytest.raises(ActionPieceError, match=r"its row of oat .*: config\.train\.steps is 100000 there and 9 here;"):
         compare(demos, [short], protocol=PROTOCOL, training=training, known=[earlier])
+
+
+@pytest.mark.parametrize("lacking", ["position_perplexity", "perplexity", "groups"])
+def test_rows_of_which_no_report_can_be_made_are_refused(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    nothing_is_fitted(monkeypatch)
+    results = read_json(earlier)
+    del results["rows"][1][lacking]
+    write_json(tmp_path / "results.json", results)
+    with pytest.raises(ActionPieceError, match=f"lacks what a report needs .'{lacking}'.; was it written by another"):
+        run(demos, training, "spline", "binning", known=[tmp_path / "results.json"])
 
 
 def test_what_a_fit_chooses_may_stand_in_a_row_and_nothing_else(
@@ -215,7 +228,7 @@ def test_what_a_fit_chooses_may_stand_in_a_row_and_nothing_else(
     results = read_json(earlier)
     results["rows"][2]["config"]["train"]["blend"] = 0.6
     write_json(tmp_path / "results.json", results)
-    with pytest.raises(ActionPieceError, match="its row of best differs in config from"):
+    with pytest.raises(ActionPieceError, match=r"its row of best .*: config\.train\.blend is 0\.6 there"):
         run(demos, training, "best", known=[tmp_path / "results.json"])
     open_config = tiny({**AS_PQ, "blends": (0.3, 0.6), "groups": "either"}, steps=1)
     chosen = fit(open_config).config

@@ -15,7 +15,7 @@ from torch import Tensor
 from actionpiece.nn import fsq, quantize
 from actionpiece.nn.transformer import HalfProducts
 from actionpiece.training.half import HalfWeights
-from actionpiece.training.loop import _many_shapes
+from actionpiece.training.loop import many_shapes
 from actionpiece.training.replica import Replica
 from baselines import examples_for, new
 from tiny import replica_of, tiny
@@ -130,7 +130,7 @@ def test_a_function_is_compiled_for_the_shapes_of_many_runs() -> None:
         return graph.forward
 
     compiled = torch.compile(lambda x: x.sin().sum(), backend=backend, dynamic=False)
-    with _many_shapes():
+    with many_shapes():
         for size in range(2, 22):
             compiled(torch.ones(size))
     assert len(shapes) == 20

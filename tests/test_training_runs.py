@@ -476,6 +476,8 @@ def test_two_processes_do_what_one_does(two_processes: Path) -> None:
     start = replica_of(TOGETHER["plain"]).codec.state_dict()
     together = torch.load(two_processes / "plain.pt", weights_only=True)
     for name, tensor in alone.items():
-        torch.testing.assert_close(together[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        # A key's bias changes no attention: its gradient is rounding, of which Adam makes whole steps.
+        atol = 1e-3 if name.endswith("key_value.bias") else 1e-4
+        torch.testing.assert_close(together[name], tensor, rtol=1e-3, atol=atol, msg=name)
     moved = max(float((alone[name] - start[name]).abs().max()) for name in alone if name.startswith("decoder."))
-    assert moved > 2e-3  # twenty times what they may differ by
+    assert moved > 2e-3  # twenty times what all others may differ by

@@ -29,19 +29,17 @@ class Known:
     origin: dict[str, Any]
 
     def check(self, contender: Contender, demos: Demos, seed: int) -> None:
-        """An error if the row is not that of the contender, were it fitted here."""
-        wanted = {
-            "kind": [contender.kind],
-            "config": _configs(contender.config),
-            "normalizer": [contender.normalizer],
-            "seed": [seed],
-            "training data": [demos.fingerprint()],
-        }
-        different = [key for key, values in wanted.items() if self.made[key] not in values]
+        """An error if the row is not that of the contender, were it fitted here by the code of then."""
+        shared = {"kind": contender.kind, "normalizer": contender.normalizer, "seed": seed}
+        shared["training data"] = demos.fingerprint()
+        # Of the configurations that a fit may end with, the one that is nearest.
+        different = min(
+            (_different(self.made, shared | {"config": config}) for config in _configs(contender.config)), key=len
+        )
         if different:
             raise ActionPieceError(
-                f"{self.file}: its row of {contender.name} differs in {' and '.join(different)} from what is asked for;"
-                " ask for the same, or leave the file out"
+                f"{self.file}: its row of {contender.name} differs from what is asked for: {'; '.join(different)}; ask"
+                " for the same, or leave the file out"
             )
 
 
@@ -59,14 +57,37 @@ def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> dict[
         except (KeyError, TypeError, AttributeError):
             raise ActionPieceError(f"{file} is no results.json of `actionpiece compare`") from None
         if fingerprint != demos.fingerprint():
-            raise ActionPieceError(f"{file} is of other data than {demos.name}, or of the same with another card")
-        ours = asdict(protocol)
-        different = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+            raise ActionPieceError(
+                f"{file} is of other data than {demos.name}, or of the same with another card, --space, --action-key or"
+                " --drop-idle"
+            )
+        different = _different(theirs, asdict(protocol))
         if different:
-            said = "; ".join(f"{key} is {theirs.get(key)} there and {ours.get(key)} here" for key in different)
-            raise ActionPieceError(f"{file} was scored by another protocol: {said}")
+            raise ActionPieceError(f"{file} was scored by another protocol: {'; '.join(different)}")
+        _check_drawable(file, results)
         found = rows | found
     return found
+
+
+def _check_drawable(file: Path, results: dict[str, Any]) -> None:
+    """An error if a report cannot be made of these rows: better known now than after the last fit."""
+    from actionpiece.report.html import page
+
+    nothing: dict[str, Any] = {key: {} for key in ("code_counts", "rho", "chunk_mse")}
+    try:
+        page(results, {"labels": [], "rate": None, "chunks": [], **nothing})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ActionPieceError(
+            f"{file} lacks what a report needs ({error}); was it written by another version?"
+        ) from None
+
+
+def _different(there: Any, here: Any, within: str = "") -> list[str]:
+    """What differs between plain data there and here, setting by setting."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return [] if there == here else [f"{within} is {there} there and {here} here"]
+    names = {key: f"{within}.{key}" if within else key for key in {**here, **there}}
+    return [one for key, name in names.items() for one in _different(there.get(key), here.get(key), name)]
 
 
 def _rows(file: Path, results: dict[str, Any]) -> dict[str, Known]:

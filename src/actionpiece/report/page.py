@@ -19,7 +19,8 @@ def markdown_page(results: dict[str, Any]) -> str:
         f"{rows[0]['n']:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
         f" PRC@{protocol['k']}, seed {results['seed']}.",
         "MSE is in one min-max scaling for all, whatever each tokenizer uses inside. Latencies are of one chunk, on the"
-        " machine named in the JSON file beside this page, which has every setting and figure.",
+        " machine named in the JSON file beside this page, which has every setting and figure"
+        f"{', but for those of an earlier comparison' if results.get('known') else ''}.",
         *taken(results),
     ]
     for table in results.get("tables") or [{"name": "", "about": "", "names": [row["name"] for row in rows]}]:

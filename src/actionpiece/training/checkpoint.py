@@ -59,7 +59,7 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
     state = _state(replica)
     if state.keys() | {"random"} != tensors.keys():
-        raise ActionPieceError(f"{path} is a checkpoint of another codec; start without --resume")
+        raise ActionPieceError(f"{path} is a checkpoint of another codec, or of another version; start anew")
     random = tensors.pop("random")
     if random.shape == replica.generator.get_state().shape:  # another kind of device draws in its own way
         replica.generator.set_state(random)

@@ -37,7 +37,7 @@ def train(
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
     # Exact products are more than a gradient needs.
-    with products("high"), _many_shapes() if examples.device.type == "cuda" else nullcontext():
+    with products("high"), many_shapes() if examples.device.type == "cuda" else nullcontext():
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while behind := [tracker for tracker in trackers if not tracker.over]:
@@ -65,7 +65,7 @@ def train(
         raise BrokenRunsError(broken)
 
 
-def _many_shapes() -> AbstractContextManager[object]:
+def many_shapes() -> AbstractContextManager[object]:
     """Let a function be compiled for the shapes of many runs.
 
     By default it is for eight in the life of a process, and left as it is for all that come after.

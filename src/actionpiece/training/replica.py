@@ -133,8 +133,11 @@ class Replica:
         if self.config.settle and not self.settled and self.done >= self.config.steps - self.config.settle:
             self._settle()
             self.graph = None  # it was of the steps in which codebooks follow
-        if self.stream is not None and self.graph is None:
-            self._capture(self.stream)
+        if self.stream is not None:
+            if self.graph is None:
+                self._capture(self.stream)
+            # The recorded step must not begin before all of this is done.
+            self.stream.wait_stream(torch.cuda.current_stream(self.examples.device))
 
     def advance(self) -> None:
         """One step within the block that was prepared. A captured one is only launched."""
