@@ -46,6 +46,9 @@ class TimeSpread(nn.ConvTranspose1d):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         assert self.bias is not None
-        steps = (x @ self.weight.flatten(1)).unflatten(-1, self.weight.shape[1:])
+        # One product of all rows: of a batch of matrices torch makes one where there are gradients and many where there
+        # are none, and a network that was loaded is to give the same bits as the one that was saved.
+        rows = x.flatten(0, 1) @ self.weight.flatten(1)
+        steps = rows.view(*x.shape[:2], *self.weight.shape[1:])
         out: Tensor = steps.transpose(-1, -2).flatten(1, 2) + self.bias
         return out
