@@ -43,6 +43,7 @@ def training(demos: Any) -> Training:
 
 def run(demos: Any, training: Training, *names: str, **rest: Any) -> Comparison:
     contenders = [Contender.parse(name) for name in names]
+    rest["known"] = read_known(rest.get("known", ()), demos, PROTOCOL)
     return compare(demos, contenders, protocol=PROTOCOL, training=training, **rest)
 
 
@@ -207,7 +208,7 @@ def test_a_seed_and_a_number_of_steps_are_asked_for_by_this_comparison(
         run(demos, training, "binning", known=[earlier], seed=1)
     short = Contender("oat", "oat", Contender.parse("oat:train.steps=9").config)
     with pytest.raises(ActionPieceError, match=r"its row of oat .*: config\.train\.steps is 100000 there and 9 here;"):
-        compare(demos, [short], protocol=PROTOCOL, training=training, known=[earlier])
+        compare(demos, [short], protocol=PROTOCOL, training=training, known=read_known([earlier], demos, PROTOCOL))
 
 
 @pytest.mark.parametrize("lacking", ["position_perplexity", "perplexity", "groups"])

@@ -121,7 +121,7 @@ def compare(
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos, protocol = source.open(), scoring.protocol(horizon)
-    read_known(known, demos, protocol)  # what cannot work is better known before the first fit
+    earlier = read_known(known, demos, protocol)  # what cannot work is better known before the first fit
     if replay:
         replayable(demos, split=scoring.split, most=replay)
     with progress() as show:
@@ -146,7 +146,7 @@ def compare(
             device=device,
             together=together if device != "cpu" else 1,
             finished=finished,
-            known=known,
+            known=earlier,
             progress=show,
         )
         results = comparison.results

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from actionpiece.arrays import check_device
@@ -15,7 +16,7 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
-from actionpiece.evaluation.known import Known, read_known
+from actionpiece.evaluation.known import Known
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
@@ -58,7 +59,7 @@ def compare(
     device: str = "cpu",
     together: int = 1,
     finished: bool = False,
-    known: Sequence[Path] = (),
+    known: Mapping[str, Known] = MappingProxyType({}),
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
     """Score every contender on the same chunks. One whose training breaks off does not take the others with it.
@@ -69,14 +70,14 @@ def compare(
         Those of the user's own code are made anew every time: whether it has changed is not known.
     device: where learned contenders train. together: how many of them side by side.
     finished: train none of them; those that have not come to their last step are left out.
-    known: results.json of earlier comparisons of the same data by the same protocol. Contenders to fit whose rows stand
-        there are neither fitted nor scored again; a row that was made otherwise is an error. Finished cells go first.
+    known: rows of earlier comparisons of the same data by the same protocol, as `read_known` finds them. Contenders to
+        fit whose rows stand there are neither fitted nor scored again; a row that was made otherwise is an error.
+        Finished cells go first.
     """
     if not contenders:
         raise ActionPieceError("there is nothing to compare")
     check_names(contenders)
     check_device(device)
-    earlier = read_known(known, demos, protocol)
     training = training or Training.of(demos, protocol.horizon)
     data = ScoringSet.of(demos, training, protocol)
     found: dict[str, Scored] = {}
@@ -87,8 +88,8 @@ def compare(
             if cell is not None:
                 found[contender.name] = cell
                 continue
-        if contender.kind is not None and contender.name in earlier:
-            taken[contender.name] = earlier[contender.name]
+        if contender.kind is not None and contender.name in known:
+            taken[contender.name] = known[contender.name]
             taken[contender.name].check(contender, demos, seed)
             continue
         check_possible(contender, demos, training)
