@@ -276,6 +276,49 @@ def test_a_contender_whose_training_breaks_off_leaves_the_others_their_rows(
         compare(demos, [wild], **shared)
 
 
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_checkpoint_that_does_not_fit_costs_its_own_contender_alone(
+    demos: Any, training: Training, tmp_path: Path, together: int, finished: bool
+) -> None:
+    stale, damaged, codec = (Contender(name, "actionpiece", tiny(steps=3)) for name in ("stale", "damaged", "codec"))
+    runs = {name: tmp_path / name / "run" for name in ("stale", "damaged", "codec")}
+    other = dataclasses.replace(stale, config=tiny(steps=3, learning_rate=0.5))
+    for contender in (other, codec):
+        fit_together([contender], [0], demos, training, runs=[runs[contender.name]])
+    runs["damaged"].mkdir(parents=True)
+    (runs["damaged"] / "checkpoint.safetensors").write_bytes(b"half")
+    before = {file: file.read_bytes() for name in ("stale", "damaged") for file in runs[name].iterdir()}
+    assert {file.name for file in before} == {"checkpoint.safetensors", "log.jsonl"}
+    done = compare(
+        demos,
+        [stale, damaged, codec, Contender.parse("binning")],
+        protocol=PROTOCOL,
+        training=training,
+        cells=tmp_path,
+        together=together,
+        finished=finished,
+    )
+    assert [row["name"] for row in done.results["rows"]] == ["codec", "binning"]
+    assert done.waiting == {}
+    assert done.broken.keys() == {"stale", "damaged"}
+    path = runs["stale"] / "checkpoint.safetensors"
+    assert done.broken["stale"] == f"{path} is of another run: config differ; move it away to start anew"
+    assert "damaged/run/checkpoint.safetensors is not a whole checkpoint" in done.broken["damaged"]
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_checkpoint_of_another_normaliser_costs_its_own_contender_alone(
+    demos: Any, training: Training, tmp_path: Path
+) -> None:
+    stale = Contender("stale", "actionpiece", tiny(steps=3), normalizer="quantile")  # fitted alone
+    fit_together([dataclasses.replace(stale, normalizer="minmax")], [0], demos, training, runs=[tmp_path / "stale/run"])
+    contenders = [stale, Contender.parse("binning")]
+    done = compare(demos, contenders, protocol=PROTOCOL, training=training, cells=tmp_path)
+    assert [row["name"] for row in done.results["rows"]] == ["binning"]
+    assert "stale/run/checkpoint.safetensors is of another run" in done.broken["stale"]
+
+
 def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Training, tmp_path: Path) -> None:
     codec, longer = (Contender(name, "actionpiece", tiny(steps=steps)) for name, steps in (("codec", 3), ("longer", 6)))
     contenders = [codec, longer, Contender("never", "actionpiece", tiny()), Contender.parse("binning")]

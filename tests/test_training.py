@@ -213,6 +213,20 @@ def test_a_checkpoint_of_another_codec_is_refused(tmp_path: Path, other: dict[st
         fit(tiny(other, steps=3), tmp_path, resume=True)
 
 
+def test_a_checkpoint_with_tensors_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    """Another version may have made it with the same settings."""
+    fit(tiny(steps=3), tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    name = next(name for name, tensor in tensors.items() if name.startswith("model.") and tensor.ndim == 1)
+    for other in (tensors[name][:1], tensors[name][:-1]):  # the first could be spread over all
+        save_file(tensors | {name: other.clone()}, path, metadata=metadata)
+        with pytest.raises(ActionPieceError, match="another codec, or of another version; move it away to start anew"):
+            fit(tiny(steps=3), tmp_path, resume=True)
+
+
 def poison(patch: pytest.MonkeyPatch, what: str) -> None:
     """In step 8, the parameters or the gradients become something that is not a number."""
     advance, clip = Replica.advance, torch.nn.utils.clip_grad_norm_

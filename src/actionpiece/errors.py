@@ -8,7 +8,7 @@ class ActionPieceError(Exception):
 
 
 class BrokenRunsError(ActionPieceError):
-    """Trainings that broke off while others, side by side with them, came to their end. errors: by their number."""
+    """Trainings that broke off or could not go on, while others beside them came to their end. errors: by number."""
 
     def __init__(self, errors: dict[int, ActionPieceError]) -> None:
         super().__init__(str(next(iter(errors.values()))))

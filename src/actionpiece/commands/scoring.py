@@ -66,7 +66,8 @@ def compare(
 ) -> None:
     """Fit several tokenizers on the same training episodes, score them on the same test chunks, write a report.
 
-    One whose training breaks off is left out; all else is written, and the status is that of an error.
+    One whose training breaks off or cannot go on from its checkpoint is left out; all else is written, and the status
+    is that of an error.
 
     Args:
         out: folder for results.json, tables.md, report.html and the fitted tokenizers.

@@ -31,7 +31,8 @@ class Comparison:
     """What came of a comparison. results: plain data. pictures: what the report draws of them.
 
     made: tokenizers of the user's own code, which cannot be saved and loaded again.
-    broken: contenders without a row because their training broke off, and why. waiting: those that are not trained yet.
+    broken: contenders without a row because their training broke off or could not go on, and why.
+    waiting: those that are not trained yet.
     """
 
     results: dict[str, Any]
@@ -62,7 +63,7 @@ def compare(
     known: Mapping[str, Known] = MappingProxyType({}),
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
-    """Score every contender on the same chunks. One whose training breaks off does not take the others with it.
+    """Score every contender on the same chunks. One whose training fails does not take the others with it.
 
     training: of `demos`, where it is there already.
     save: a folder under which the contenders that were fitted here are saved.
@@ -95,14 +96,15 @@ def compare(
         check_possible(contender, demos, training)
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
-    broken: dict[str, str] = {}
     new = [contender for contender in contenders if contender.name not in found | taken]
-    waiting = {one.name: why for one in new if finished and (why := _untrained(one, cells))}
+    broken = {one.name: why for one in new if (why := _unreadable(one, cells))}
+    readable = [one for one in new if one.name not in broken]
+    waiting = {one.name: why for one in readable if finished and (why := _untrained(one, cells))}
 
     def show(label: str, start: float, part: float, fraction: float, what: str) -> None:
         progress((start + part * fraction) / len(contenders), f"{label}: {what}")
 
-    for group in _groups([contender for contender in new if contender.name not in waiting], together):
+    for group in _groups([one for one in readable if one.name not in waiting], together):
         folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
         runs = [None if folder is None else folder / "run" for folder in folders]
         at = len(found) + len(taken) + len(broken)
@@ -149,6 +151,15 @@ def compare(
     return comparison
 
 
+def _unreadable(contender: Contender, cells: Path | None) -> str | None:
+    """Why a contender cannot go on from its checkpoint, as far as that shows before training; None if it can."""
+    try:
+        saved_step(None if cells is None else cells / file_name(contender.name) / "run")
+    except ActionPieceError as error:
+        return str(error)
+    return None
+
+
 def _untrained(contender: Contender, cells: Path | None) -> str | None:
     """Why a contender cannot take part without a training; None if it can."""
     train = getattr(contender.config, "train", None)
@@ -177,7 +188,7 @@ def _ready(
     device: str,
     progress: Progress,
 ) -> Sequence[ActionTokenizer | ActionPieceError]:
-    """The tokenizers of a group of contenders; why, in the place of one whose training broke off."""
+    """The tokenizers of a group of contenders; why, in the place of one whose training failed."""
     if group[0].learned:
         seeds = [seed] * len(group)
         return fit_together(group, seeds, demos, training, runs=runs, draw=seed, device=device, progress=progress)

@@ -193,8 +193,8 @@ def fit_together(
 ) -> list[ActionTokenizer | ActionPieceError]:
     """Fit learned contenders side by side in one process, each by its seed, and write down what they were fitted on.
 
-    In the place of one whose training broke off there is the reason. One that went on from a checkpoint says from
-    which step: up to there it was trained elsewhere, perhaps.
+    In the place of one whose training broke off or could not go on there is the reason. One that went on from a
+    checkpoint says from which step: up to there it was trained elsewhere, perhaps.
     runs: where each keeps its log and its checkpoint, from which it goes on. draw: the seed by which the chunks that
     they share are drawn.
     """

@@ -56,11 +56,14 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
     saved = json.loads(metadata.get("about", "{}"))
     different = sorted(key for key in about.keys() | saved.keys() if not _alike(about.get(key), saved.get(key)))
     if different:
-        raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
+        raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; move it away to start anew")
     state = _state(replica)
-    if state.keys() | {"random"} != tensors.keys():
-        raise ActionPieceError(f"{path} is a checkpoint of another codec, or of another version; start anew")
-    random = tensors.pop("random")
+    random = tensors.pop("random", None)
+    shapes, saved_shapes = ({name: one.shape for name, one in side.items()} for side in (state, tensors))
+    if random is None or shapes != saved_shapes:
+        raise ActionPieceError(
+            f"{path} is a checkpoint of another codec, or of another version; move it away to start anew"
+        )
     if random.shape == replica.generator.get_state().shape:  # another kind of device draws in its own way
         replica.generator.set_state(random)
     for name, tensor in tensors.items():

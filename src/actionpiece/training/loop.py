@@ -31,7 +31,8 @@ def train(
     """Train the networks of `runs` in place, side by side, on the device of the examples.
 
     On a CPU a run that was resumed ends bit for bit like one that was not interrupted.
-    A run whose loss is no longer finite ends there, the others at their last step; then `BrokenRunsError` says which.
+    A run whose loss is no longer finite ends there, one whose checkpoint does not fit does not begin, and the others
+    come to their last step; then `BrokenRunsError` says which.
     captured: compile the step, record it and replay it. By default where that is possible: on one GPU.
     """
     if captured is None:
@@ -92,9 +93,12 @@ class _Tracker:
         if run.resume:
             if run.folder is None:
                 raise ActionPieceError("there is nothing to resume without a run folder")
-            load_checkpoint(run.folder, self.replica, self.about)
+            try:
+                load_checkpoint(run.folder, self.replica, self.about)
+            except ActionPieceError as error:
+                self.broken = error
         self.log = None
-        if run.folder is not None and is_first():
+        if run.folder is not None and is_first() and self.broken is None:  # what stays as it was keeps its log
             self.log = log.Log(run.folder, self.replica.done, tensorboard=run.config.tensorboard)
 
     @property
