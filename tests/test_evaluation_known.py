@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from actionpiece.evaluation import compare as module
 from actionpiece.evaluation.compare import Comparison, compare, replay_comparison, write_comparison
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.kept import only
-from actionpiece.evaluation.known import read_known
+from actionpiece.evaluation.known import find_known, read_known
 from actionpiece.evaluation.score import Protocol, Training
 from actionpiece.files import read_json, write_json
 from actionpiece.tokenizers import load
@@ -157,6 +158,75 @@ def test_an_earlier_row_is_there_where_only_what_is_finished_counts(
     done = run(demos, training, "oat", "vqbet", cells=tmp_path, finished=True, known=[earlier])
     assert [row["name"] for row in done.results["rows"]] == ["oat"]
     assert done.waiting == {"vqbet": "it is not trained yet"}
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("pq:blend=0.75:groups=balanced", "pq:groups=balanced:blend=0.75"),
+        ("pq:blend=0.75", "pq:codes=512:blend=0.75"),  # its default
+        ("pq:codes=512:normalizer=quantile", "pq:normalizer=quantile"),
+        ("rvq:train.batch=256", "rvq:levels=1:train.batch=256"),
+        ("best", "best:code_dim=0"),
+    ],
+)
+def test_a_row_is_found_however_it_is_spelled(
+    demos: Any,
+    training: Training,
+    earlier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: str,
+    here: str,
+) -> None:
+    nothing_is_fitted(monkeypatch)
+    row = row_as(read_json(earlier)["rows"][0], there, mse=0.5, normalizer=Contender.parse(there).normalizer)
+    known = edited(earlier, tmp_path, rows=[row])
+    done = run(demos, training, here, known=[known])
+    assert done.results["rows"] == [row | {"name": here}]
+    assert [one["name"] for one in done.results["known"]] == [here]
+    write_comparison(tmp_path, done)
+    again = run(demos, training, there, known=[tmp_path / "results.json"])  # and back, with its origin
+    assert again.results["rows"] == [row]
+    assert again.results["known"] == [done.results["known"][0] | {"name": there}]
+
+
+def test_a_row_of_other_settings_or_of_other_code_is_not_found(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path
+) -> None:
+    row = read_json(earlier)["rows"][0]
+    others = [
+        row_as(row, "binning:bins=9"),
+        row | {"name": "mine.py:make"},
+        row | {"name": "a folder"},
+        row_as(row, "binning:normalizer=quantile", normalizer="quantile"),
+        row_as(row, "binning:bins=255", seed=1),
+        row_as(row, "binning:bins=255", fitted_on=ELSEWHERE),
+    ]
+    done = run(demos, training, "binning", known=[edited(earlier, tmp_path, rows=others)])
+    assert "known" not in done.results
+    # A row of another name is the one that is asked for, though one of this name is not.
+    both = edited(earlier, tmp_path, rows=[row | {"seed": 1}, row_as(row, "binning:bins=255", mse=0.5)])
+    done = run(demos, training, "binning", known=[both])
+    assert [(one["name"], one["mse"]) for one in done.results["rows"]] == [("binning", 0.5)]
+
+
+PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
+
+
+@pytest.mark.parametrize("folder", ["matched_libero", "matched_teleop"])
+def test_published_rows_are_found_by_their_names(folder: str) -> None:
+    results = read_json(PUBLISHED / folder / "results.json")
+    data: Any = SimpleNamespace(fingerprint=lambda: results["data"]["fingerprint"], name=folder)
+    known = read_known([PUBLISHED / folder / "results.json"], data, Protocol(**results["protocol"]))
+    assert len(known) == len(results["rows"]) > 0
+    for row in results["rows"]:
+        found = find_known(known, Contender.parse(row["name"]), data, 0)
+        assert found is not None
+        assert found.row == row
+    found = find_known(known, Contender.parse("pq:groups=balanced:codes=512:blend=0.75"), data, 0)
+    assert found is not None
+    assert found.row["mse"] == next(row["mse"] for row in results["rows"] if row["name"].startswith("pq:blend=0.75"))
 
 
 def test_folders_and_the_users_own_code_are_never_taken(

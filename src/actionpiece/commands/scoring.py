@@ -88,8 +88,9 @@ def compare(
         finished: with --recipe, train no learned tokenizer: the tables hold those that are trained to their last step
             and all that need no training, and name the others.
         known: results.json of earlier comparisons, of the same data and scored alike. A tokenizer by name whose row
-            stands there is neither fitted nor scored again: its row is taken as it is, and the report says so. One
-            that was made with other settings there is an error; whether our code has changed since is not known.
+            stands there, however its settings are spelled, is neither fitted nor scored again: its row is taken as it
+            is, and the report says so. One of the same name that was made with other settings there is an error;
+            whether our code has changed since is not known.
             Folders and your own code are scored as ever.
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.

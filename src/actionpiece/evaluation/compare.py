@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from actionpiece.arrays import check_device
@@ -16,7 +15,7 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError, BrokenRunsError
 from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
-from actionpiece.evaluation.known import Known
+from actionpiece.evaluation.known import Known, find_known
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import write_json, writing
@@ -60,7 +59,7 @@ def compare(
     device: str = "cpu",
     together: int = 1,
     finished: bool = False,
-    known: Mapping[str, Known] = MappingProxyType({}),
+    known: Sequence[Known] = (),
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
     """Score every contender on the same chunks. One whose training fails does not take the others with it.
@@ -72,8 +71,8 @@ def compare(
     device: where learned contenders train. together: how many of them side by side.
     finished: train none of them; those that have not come to their last step are left out.
     known: rows of earlier comparisons of the same data by the same protocol, as `read_known` finds them. Contenders to
-        fit whose rows stand there are neither fitted nor scored again; a row that was made otherwise is an error.
-        Finished cells go first.
+        fit whose rows stand there, however spelled, are neither fitted nor scored again; a row of the same name that
+        was made otherwise is an error. Finished cells go first.
     """
     if not contenders:
         raise ActionPieceError("there is nothing to compare")
@@ -89,9 +88,9 @@ def compare(
             if cell is not None:
                 found[contender.name] = cell
                 continue
-        if contender.kind is not None and contender.name in known:
-            taken[contender.name] = known[contender.name]
-            taken[contender.name].check(contender, demos, seed)
+        row = None if contender.kind is None else find_known(known, contender, demos, seed)
+        if row is not None:
+            taken[contender.name] = row
             continue
         check_possible(contender, demos, training)
     before = list(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.score import Protocol
 from actionpiece.files import read_json
+from actionpiece.tokenizers import KINDS, RECIPES
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,50 @@ class Known:
     made: dict[str, Any]
     origin: dict[str, Any]
 
-    def check(self, contender: Contender, demos: Demos, seed: int) -> None:
-        """An error if the row is not that of the contender, were it fitted here by the code of then."""
+    @property
+    def fitted_by_name(self) -> bool:
+        """Whether the name is that of a tokenizer to fit: a user's own code may do otherwise with the same settings."""
+        return self.row["name"].partition(":")[0] in {*KINDS, *RECIPES}
+
+    def different(self, contender: Contender, demos: Demos, seed: int) -> list[str]:
+        """How the row differs from that of the contender, were it fitted here by the code of then."""
         shared = {"kind": contender.kind, "normalizer": contender.normalizer, "seed": seed}
         shared["training data"] = demos.fingerprint()
         # Of the configurations that a fit may end with, the one that is nearest.
-        different = min(
+        return min(
             (_different(self.made, shared | {"config": config}) for config in _configs(contender.config)), key=len
         )
-        if different:
-            raise ActionPieceError(
-                f"{self.file}: its row of {contender.name} differs from what is asked for: {'; '.join(different)}; ask"
-                " for the same, or leave the file out"
-            )
+
+    def named(self, name: str) -> Known:
+        """The same by another name."""
+        return replace(self, row=self.row | {"name": name}, origin=self.origin | {"name": name})
 
 
-def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> dict[str, Known]:
-    """The rows of these results.json by their names; where several have one, that of the first.
+def find_known(known: Sequence[Known], contender: Contender, demos: Demos, seed: int) -> Known | None:
+    """The first of these rows that is the contender's, however it was spelled, by the contender's name.
 
-    A file of other data or of another protocol is an error.
+    Where there is none, a row of that name is an error: it was made otherwise.
     """
-    found: dict[str, Known] = {}
+    otherwise: str | None = None
+    for one in known:
+        same_name = one.row["name"] == contender.name
+        if not same_name and not one.fitted_by_name:
+            continue
+        different = one.different(contender, demos, seed)
+        if not different:
+            return one.named(contender.name)
+        if same_name and otherwise is None:
+            otherwise = (
+                f"{one.file}: its row of {contender.name} differs from what is asked for: {'; '.join(different)}"
+            )
+    if otherwise is not None:
+        raise ActionPieceError(f"{otherwise}; ask for the same, or leave the file out")
+    return None
+
+
+def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> list[Known]:
+    """The rows of these results.json. A file of other data or of another protocol is an error."""
+    found: list[Known] = []
     for file in files:
         results = read_json(file)
         try:
@@ -65,7 +89,7 @@ def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> dict[
         if different:
             raise ActionPieceError(f"{file} was scored by another protocol: {'; '.join(different)}")
         _check_drawable(file, results)
-        found = rows | found
+        found += rows
     return found
 
 
@@ -90,15 +114,15 @@ def _different(there: Any, here: Any, within: str = "") -> list[str]:
     return [one for key, name in names.items() for one in _different(there.get(key), here.get(key), name)]
 
 
-def _rows(file: Path, results: dict[str, Any]) -> dict[str, Known]:
+def _rows(file: Path, results: dict[str, Any]) -> list[Known]:
     here = {key: results[key] for key in ("command", "created", "environment")}
     before = {one["name"]: one for one in results.get("known", ())}  # what that comparison has taken itself
-    rows = {}
+    rows = []
     for row in results["rows"]:
         name, made = row["name"], {key: row[key] for key in ("kind", "config", "normalizer", "seed")}
         # The row of a folder may have a kind's name, and be fitted elsewhere.
         made["training data"] = row["fitted_on"].get("data", {}).get("fingerprint")
-        rows[name] = Known(file, row, made, before.get(name, {"name": name, **here}))
+        rows.append(Known(file, row, made, before.get(name, {"name": name, **here})))
     return rows
 
 
