@@ -18,6 +18,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.report import write_report
 from actionpiece.report.labels import place
 from actionpiece.report.looks import looks
+from actionpiece.report.page import markdown_page
 from actionpiece.report.summary import best_sentence
 from actionpiece.report.tables import cells, columns, console_table, markdown_table
 from actionpiece.report.text import distinct, shorten
@@ -345,6 +346,29 @@ def test_the_page_marks_the_best_cell(tmp_path):
     page = written(tmp_path, results, drawings)
     line = next(line for line in page.splitlines() if line.startswith("<tr>") and "<span>good</span>" in line)
     assert 'class="edge best"><strong>2.0</strong>' in line
+
+
+def test_no_speed_is_the_best_where_rows_were_timed_in_several_environments(tmp_path):
+    results, drawings = made(["old", "new"], TINY)
+    results["rows"][0] |= {"encode_ms": 0.11, "decode_ms": 0.22, "encode_per_s": 3e6, "decode_per_s": 400.0}
+    figures = ("0.11", "0.22", "3,000,000", "400")
+    origin = {"name": "old", "command": "", "created": "2026-01-01T00:00:00+00:00"}
+    here = results["environment"]
+    for known, marked in (
+        ([], True),
+        ([origin | {"environment": here}], True),
+        ([origin | {"environment": here | {"cores": 64}}], False),
+        ([origin | {"environment": here | {"cores": 64}, "name": "of another table"}], True),
+    ):
+        page = written(tmp_path, results | {"known": known}, drawings)
+        for figure in figures:
+            assert (f"<strong>{figure}</strong>" in page) == marked
+            assert figure in page
+        assert ("but for speeds, which are of several machines or versions, is in bold" in page) != marked
+        text = markdown_page(results | {"known": known})
+        assert ("**0.11**" in text) == ("**0.22**" in text) == marked
+        assert "0.11" in text
+        assert "**1.0**" in text  # the error is of the same chunks wherever it was measured
 
 
 def test_the_sentence_claims_what_was_measured():

@@ -12,7 +12,7 @@ from typing import Any
 from actionpiece.errors import ActionPieceError
 from actionpiece.report.looks import looks, style_sheet
 from actionpiece.report.method import method
-from actionpiece.report.page import absent, taken
+from actionpiece.report.page import absent, taken, timed_alike
 from actionpiece.report.replay import replay_section
 from actionpiece.report.scores import score_table
 from actionpiece.report.summary import best_sentence, header_facts, title_of
@@ -65,12 +65,13 @@ def page(results: dict[str, Any], drawings: dict[str, Any]) -> str:
     from actionpiece.report import pictures  # loads matplotlib, which those who only print a table need not wait for
 
     rows = results["rows"]
-    shown = looks([row["name"] for row in rows])
+    names = [row["name"] for row in rows]
+    shown, alike = looks(names), timed_alike(results, names)
     replayed = {}
     if "replay" in results:
         replayed["replay"] = ("Replay in the simulator", replay_section(results["replay"], drawings.get("filmstrip")))
     sections = {
-        "scores": ("Scores", _table_note(results) + score_table(rows, shown)),
+        "scores": ("Scores", _table_note(results) + score_table(rows, shown, timed_alike=alike)),
         "tradeoff": ("Trade-off", pictures.tradeoff(rows, shown)),
         "groups": ("Errors in physical units", pictures.groups(rows, shown)),
         "spread": ("Spread over chunks", pictures.spread(drawings, shown)),

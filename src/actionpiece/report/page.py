@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from actionpiece.report.tables import markdown_table
@@ -28,7 +29,9 @@ def markdown_page(results: dict[str, Any]) -> str:
             lines += ["", f"## {table['name']}", "", table["about"]]
         mine = {row["name"]: row for row in rows}
         chosen = [mine[name] for name in table["names"]]
-        lines += ["", markdown_table(chosen, brief=True).rstrip() if chosen else "No tokenizer of this table is there."]
+        alike = timed_alike(results, table["names"])
+        written = markdown_table(chosen, brief=True, timed_alike=alike).rstrip()
+        lines += ["", written if chosen else "No tokenizer of this table is there."]
         lines += [f"\n{sentence}" for sentence in absent(results, table["name"])]
     return "\n".join(lines) + "\n"
 
@@ -40,6 +43,13 @@ def absent(results: dict[str, Any], table: str) -> list[str]:
         if one["table"] == table:
             reasons.setdefault(plain(one["why"]), []).append(plain(one["name"]))
     return [f"Not there: {listed(names)} ({why})." for why, names in reasons.items()]
+
+
+def timed_alike(results: dict[str, Any], names: Sequence[str]) -> bool:
+    """Whether the rows of these names were timed in one environment: those of an earlier comparison may not be."""
+    places = {one["name"]: one["environment"] for one in results.get("known", ())}
+    environments = [places.get(name, results["environment"]) for name in names]
+    return all(one == environments[0] for one in environments)
 
 
 def taken(results: dict[str, Any]) -> list[str]:

@@ -12,13 +12,17 @@ from actionpiece.report.text import esc
 _FIRST = ("Cost of a chunk", "What is lost", "Neighbourhoods kept")  # what is asked for first
 
 
-def score_table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
-    """All columns, sortable where scripts run, with a legend of them; in two tables, so that both fit a page."""
-    shown = columns(rows)
+def score_table(rows: Sequence[Row], looks: dict[str, Look], *, timed_alike: bool = True) -> str:
+    """All columns, sortable where scripts run, with a legend of them; in two tables, so that both fit a page.
+
+    timed_alike: see `columns`.
+    """
+    shown = columns(rows, timed_alike=timed_alike)
     first = [column for column in shown if column.part in _FIRST]
     rest = [column for column in shown if column.part not in _FIRST]
     legend = "".join(f"<div><dt>{esc(c.heading)}</dt><dd>{esc(c.meaning)}</dd></div>" for c in shown)
-    marked = "The best of each column is in bold on a tinted ground. " if len(rows) > 1 else ""
+    but = "" if timed_alike else ", but for speeds, which are of several machines or versions,"
+    marked = f"The best of each column{but} is in bold on a tinted ground. " if len(rows) > 1 else ""
     return f"""<p class="note">{marked}A dash means that there is nothing to measure.
 <span class="needs-script" hidden>Choose a column's heading to sort by it.</span></p>
 {_table(first, rows, looks, "Cost, error and neighbourhoods of all tokenizers")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from actionpiece.report.text import E3, E4, MISSING, plain
@@ -25,7 +25,7 @@ class Column:
     value: what a row has there, None where it has nothing. better: which end is good, None where neither is.
     decimals: digits after the point; None chooses them so that the smallest value still shows two digits.
     brief: its turn on a console, where room is short; 0 where it has none.
-    page: whether it stands in the brief Markdown table.
+    page: whether it stands in the brief Markdown table. marked: whether the best cell is marked.
     """
 
     part: str
@@ -37,6 +37,7 @@ class Column:
     decimals: int | None = None
     brief: int = 0
     page: bool = True
+    marked: bool = True
 
     @property
     def heading(self) -> str:
@@ -53,9 +54,12 @@ class Cell:
     best: bool
 
 
-def columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns for these rows; every group of the action space has its own."""
-    return [*_cost(), *_fidelity(rows), *_ranks(), *_tokens(), *_speed()]
+def columns(rows: Sequence[Row], *, timed_alike: bool = True) -> list[Column]:
+    """The columns for these rows; every group of the action space has its own.
+
+    timed_alike: whether their speeds were measured in one environment; otherwise none of them is the best.
+    """
+    return [*_cost(), *_fidelity(rows), *_ranks(), *_tokens(), *_speed(timed_alike)]
 
 
 def cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
@@ -65,19 +69,19 @@ def cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
     decimals = _decimals(known) if column.decimals is None else column.decimals
     texts = [MISSING if value is None else _written(value, decimals) for value in values]
     best = None
-    if column.better and known:
+    if column.better and column.marked and known:
         best = texts[values.index(min(known) if column.better == "low" else max(known))]
     if len(set(texts)) < 2:
         best = None
     return [Cell(value, text, text == best) for value, text in zip(values, texts, strict=True)]
 
 
-def markdown_table(rows: Sequence[Row], *, brief: bool = False) -> str:
+def markdown_table(rows: Sequence[Row], *, brief: bool = False, timed_alike: bool = True) -> str:
     """A Markdown table, the best of each column in bold; one line per row after the two heading lines.
 
-    brief: without the columns that few ask for.
+    brief: without the columns that few ask for. timed_alike: see `columns`.
     """
-    shown = [column for column in columns(rows) if column.page or not brief]
+    shown = [column for column in columns(rows, timed_alike=timed_alike) if column.page or not brief]
     body = [cells(column, rows) for column in shown]
     lines = [
         _line(["tokenizer", *(column.heading for column in shown)]),
@@ -230,13 +234,14 @@ def _tokens() -> list[Column]:
     ]
 
 
-def _speed() -> list[Column]:
+def _speed(marked: bool) -> list[Column]:
     part = "Speed where it was scored"
     one = "Median time to {} one chunk, as a robot waits for it. Lower is better."
     many = "Chunks {}d in a second, in batches. Higher is better."
-    return [
+    found = [
         Column(part, "encode", "ms", one.format("encode"), _of("encode_ms"), "low", 2),
         Column(part, "decode", "ms", one.format("decode"), _of("decode_ms"), "low", 2),
         Column(part, "encode", "chunks/s", many.format("encode"), _of("encode_per_s"), "high", -1, page=False),
         Column(part, "decode", "chunks/s", many.format("decode"), _of("decode_per_s"), "high", -1, page=False),
     ]
+    return [replace(column, marked=marked) for column in found]
