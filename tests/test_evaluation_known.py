@@ -44,7 +44,7 @@ def training(demos: Any) -> Training:
 
 def run(demos: Any, training: Training, *names: str, **rest: Any) -> Comparison:
     contenders = [Contender.parse(name) for name in names]
-    rest["known"] = read_known(rest.get("known", ()), demos, PROTOCOL)
+    rest["known"] = read_known(rest.get("known", ()), demos, training, PROTOCOL)
     return compare(demos, contenders, protocol=PROTOCOL, training=training, **rest)
 
 
@@ -218,7 +218,8 @@ PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
 def test_published_rows_are_found_by_their_names(folder: str) -> None:
     results = read_json(PUBLISHED / folder / "results.json")
     data: Any = SimpleNamespace(fingerprint=lambda: results["data"]["fingerprint"], name=folder)
-    known = read_known([PUBLISHED / folder / "results.json"], data, Protocol(**results["protocol"]))
+    scales: Any = SimpleNamespace(distance=SimpleNamespace(to_dict=lambda: results["physical_scales"]))
+    known = read_known([PUBLISHED / folder / "results.json"], data, scales, Protocol(**results["protocol"]))
     assert len(known) == len(results["rows"]) > 0
     for row in results["rows"]:
         found = find_known(known, Contender.parse(row["name"]), data, 0)
@@ -278,7 +279,9 @@ def test_a_seed_and_a_number_of_steps_are_asked_for_by_this_comparison(
         run(demos, training, "binning", known=[earlier], seed=1)
     short = Contender("oat", "oat", Contender.parse("oat:train.steps=9").config)
     with pytest.raises(ActionPieceError, match=r"its row of oat .*: config\.train\.steps is 100000 there and 9 here;"):
-        compare(demos, [short], protocol=PROTOCOL, training=training, known=read_known([earlier], demos, PROTOCOL))
+        compare(
+            demos, [short], protocol=PROTOCOL, training=training, known=read_known([earlier], demos, training, PROTOCOL)
+        )
 
 
 @pytest.mark.parametrize("lacking", ["position_perplexity", "perplexity", "groups"])
@@ -350,21 +353,25 @@ def test_a_file_of_other_data_or_another_protocol_is_refused(
         ('"rows"', "is no results.json"),
     ],
 )
-def test_what_is_no_results_json_is_said(demos: Any, tmp_path: Path, text: str | None, reason: str) -> None:
+def test_what_is_no_results_json_is_said(
+    demos: Any, training: Training, tmp_path: Path, text: str | None, reason: str
+) -> None:
     file = tmp_path / "other.json"
     if text is not None:
         file.write_text(text)
     with pytest.raises(ActionPieceError, match=rf"other\.json {re.escape(reason)}"):
-        read_known([file], demos, PROTOCOL)
+        read_known([file], demos, training, PROTOCOL)
 
 
-@pytest.mark.parametrize("field", ["command", "created", "environment", "rows"])
-def test_a_results_json_has_all_that_is_taken_of_it(demos: Any, earlier: Path, tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["command", "created", "environment", "rows", "physical_scales"])
+def test_a_results_json_has_all_that_is_taken_of_it(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path, field: str
+) -> None:
     results = read_json(earlier)
     del results[field]
     write_json(tmp_path / "results.json", results)
     with pytest.raises(ActionPieceError, match=r"is no results\.json"):
-        read_known([tmp_path / "results.json"], demos, PROTOCOL)
+        read_known([tmp_path / "results.json"], demos, training, PROTOCOL)
 
 
 def test_what_is_written_says_whose_rows_are_older_and_draws_the_others(
@@ -396,6 +403,35 @@ def test_what_is_written_says_whose_rows_are_older_and_draws_the_others(
     done.results["known"][0]["command"] = ""
     write_comparison(tmp_path, done)
     assert f"(whose command was not recorded, {day}): oat, with" in (tmp_path / "tables.md").read_text()
+
+
+def test_rows_that_were_scored_with_other_physical_scales_are_refused(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_is_fitted(monkeypatch)
+    scales = read_json(earlier)["physical_scales"]
+    rounded = {name: scale * (1 + 1e-13) for name, scale in scales.items()}
+    assert run(demos, training, "binning", known=[edited(earlier, tmp_path, physical_scales=rounded)]).results["known"]
+    for other, what in (
+        ({"rotation": 0.5}, rf"rotation is 0\.5 there and {scales['rotation']} here"),
+        ({"arm": 1.0}, r"arm is 1\.0 there and None here"),
+    ):
+        known = edited(earlier, tmp_path, physical_scales=scales | other)
+        with pytest.raises(ActionPieceError, match=rf"edited\.json was scored with other physical scales: {what}$"):
+            run(demos, training, "spline", known=[known])
+
+
+def test_another_version_of_the_package_is_named_where_older_rows_are(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path
+) -> None:
+    here = read_json(earlier)["environment"]
+    older = edited(earlier, tmp_path, environment=here | {"actionpiece": "0.0.9"})
+    write_comparison(tmp_path, run(demos, training, "oat", "spline", known=[older]))
+    said = f", with actionpiece 0.0.9 where this is {here['actionpiece']}): oat, with latencies"
+    for file in ("tables.md", "report.html"):
+        assert said in (tmp_path / file).read_text()
+    write_comparison(tmp_path, run(demos, training, "oat", "spline", known=[earlier]))
+    assert "where this is" not in (tmp_path / "tables.md").read_text()
 
 
 def test_a_comparison_may_consist_of_earlier_rows_alone(

@@ -291,7 +291,12 @@ def test_rows_with_nothing_to_draw_are_left_out_of_the_pictures_and_named(tmp_pa
         drawings["chunks"] = []
     known = [name for name in names if name not in drawn]
     results["known"] = [
-        {"name": name, "command": f"compare {HOSTILE}", "created": results["created"], "environment": {}}
+        {
+            "name": name,
+            "command": f"compare {HOSTILE}",
+            "created": results["created"],
+            "environment": results["environment"],
+        }
         for name in [*known, "another table's"]
     ]
     page = written(tmp_path, results, drawings)

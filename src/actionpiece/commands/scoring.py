@@ -123,12 +123,12 @@ def compare(
     if out.exists() and not out.is_dir():
         raise ActionPieceError(f"{out} is a file; a folder is to be written there")
     demos, protocol = source.open(), scoring.protocol(horizon)
-    earlier = read_known(known, demos, protocol)  # what cannot work is better known before the first fit
     if replay:
         replayable(demos, split=scoring.split, most=replay)
     with progress() as show:
         show(0.0, "reading demonstrations")
         training = Training.of(demos, horizon)
+        earlier = read_known(known, demos, training, protocol)  # what cannot work is better known before the first fit
         contenders = named
         if recipe:
             found = resolve_once(out / "recipe.json", recipe, demos, training, seed=seed, progress=show)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import Contender
-from actionpiece.evaluation.score import Protocol
+from actionpiece.evaluation.score import Protocol, Training
 from actionpiece.files import read_json
 from actionpiece.tokenizers import KINDS, RECIPES
 
@@ -70,13 +71,14 @@ def find_known(known: Sequence[Known], contender: Contender, demos: Demos, seed:
     return None
 
 
-def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> list[Known]:
-    """The rows of these results.json. A file of other data or of another protocol is an error."""
+def read_known(files: Sequence[Path], demos: Demos, training: Training, protocol: Protocol) -> list[Known]:
+    """The rows of these results.json. A file of other data, another protocol or other physical scales is an error."""
     found: list[Known] = []
     for file in files:
         results = read_json(file)
         try:
             fingerprint, theirs = results["data"]["fingerprint"], {**results["protocol"]}
+            scales = {**results["physical_scales"]}
             rows = _rows(file, results)
         except (KeyError, TypeError, AttributeError):
             raise ActionPieceError(f"{file} is no results.json of `actionpiece compare`") from None
@@ -88,6 +90,9 @@ def read_known(files: Sequence[Path], demos: Demos, protocol: Protocol) -> list[
         different = _different(theirs, asdict(protocol))
         if different:
             raise ActionPieceError(f"{file} was scored by another protocol: {'; '.join(different)}")
+        different = _different(scales, training.distance.to_dict())
+        if different:
+            raise ActionPieceError(f"{file} was scored with other physical scales: {'; '.join(different)}")
         _check_drawable(file, results)
         found += rows
     return found
@@ -109,7 +114,10 @@ def _check_drawable(file: Path, results: dict[str, Any]) -> None:
 def _different(there: Any, here: Any, within: str = "") -> list[str]:
     """What differs between plain data there and here, setting by setting."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
-        return [] if there == here else [f"{within} is {there} there and {here} here"]
+        alike = there == here
+        if isinstance(there, float) and isinstance(here, float):
+            alike = math.isclose(there, here, rel_tol=1e-9)  # another machine adds up in another order
+        return [] if alike else [f"{within} is {there} there and {here} here"]
     names = {key: f"{within}.{key}" if within else key for key in {**here, **there}}
     return [one for key, name in names.items() for one in _different(there.get(key), here.get(key), name)]
 

@@ -55,11 +55,14 @@ def timed_alike(results: dict[str, Any], names: Sequence[str]) -> bool:
 def taken(results: dict[str, Any]) -> list[str]:
     """Whose rows were taken from an earlier comparison, a sentence for each of these."""
     shown = {row["name"] for row in results["rows"]}
+    here = results["environment"]["actionpiece"]
     origins: dict[str, list[str]] = {}
     for one in results.get("known", ()):
         if one["name"] in shown:
             made = f"made by `{plain(one['command'])}`" if one["command"] else "whose command was not recorded"
-            origins.setdefault(f"{made}, {plain(one['created'])[:10]}", []).append(plain(one["name"]))
+            there = one["environment"]["actionpiece"]
+            version = "" if there == here else f", with actionpiece {plain(there)} where this is {plain(here)}"
+            origins.setdefault(f"{made}, {plain(one['created'])[:10]}{version}", []).append(plain(one["name"]))
     return [
         f"Taken from an earlier comparison ({made}): {listed(names)}, with latencies of the machine of then."
         for made, names in origins.items()
