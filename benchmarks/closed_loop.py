@@ -3,7 +3,7 @@
     actionpiece compare --data lift stack door --tokenizers tok/pq,tok/fast --out scored
     actionpiece rollout --policy policies/pq --env lift stack door --episodes 100 --size 96 --out loops/pq
     python benchmarks/closed_loop.py --scored scored/results.json --rollouts pq=loops/pq fast=loops/fast \
-        --logs pq=policies/pq.run/log.jsonl fast=policies/fast.run/log.jsonl --out docs/results/closed_loop
+        --logs pq=policies/pq.run/log.jsonl fast=policies/fast.run/log.jsonl --out closed_loop
 
 Writes OUT.json, OUT.md and OUT.svg. Every tokenizer is paired with the first one on the starts that both have finished.
 """
@@ -11,6 +11,8 @@ Writes OUT.json, OUT.md and OUT.svg. Every tokenizer is paired with the first on
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +85,7 @@ def gather(options: Options) -> dict[str, Any]:
             row["held_out"] = held_out(logs, name)
         rows.append(row)
     return {
-        "command": f"python benchmarks/closed_loop.py --rollouts {' '.join(f'{name}=FOLDER' for name in loops)}"
-        + (f" --logs {' '.join(f'{name}=FILE' for name in logs)}" if logs else ""),
+        "command": f"python benchmarks/closed_loop.py {shlex.join(sys.argv[1:])}",
         "first": first,
         "rollout": facts,
         "data": compared["data"],

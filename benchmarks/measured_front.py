@@ -1,4 +1,4 @@
-"""The front of MSE against PRC at 144 bits, of everything that was scored and published: no training, a figure.
+"""The front of MSE against PRC at 144 bits, of published ablations, fronts and classical tokenizers: a figure.
 
     python benchmarks/measured_front.py --classical docs/results/classical.json \
         --ablations docs/results/libero/ablation.json docs/results/teleop/ablation.json \

@@ -48,6 +48,8 @@ def test_every_codec_stands_beside_its_quantiser_and_is_trained_once(front: Any,
     again = rows("again")
     assert [(row["mse"], row["prc"]) for row in again] == [(row["mse"], row["prc"]) for row in first]
     assert [row["fitted_on"].get("went_on_from_step") for row in again] == [None, 2]
+    (stretch,) = again[1]["fitted_on"]["stretches"]
+    assert (stretch["from"], stretch["to"], stretch["device"]) == (0, 2, "cpu")
     page = (tmp_path / "again.md").read_text()
     assert f"| balanced | 0.5 | {1e4 * plain['mse']:.3f} | {plain['prc']:.4f} | {1e4 * codec['mse']:.3f} |" in page
     assert (tmp_path / "again.svg").read_text().startswith("<?xml")

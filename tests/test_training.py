@@ -22,6 +22,8 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.objectives import Step, combine
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer
 from actionpiece.training import TrainConfig
+from actionpiece.training.checkpoint import NAME as CHECKPOINT
+from actionpiece.training.checkpoint import saved_stretches
 from actionpiece.training.log import Log
 from actionpiece.training.replica import Replica
 from tiny import CHUNKS, PLAIN, SPACE, StopError, fit, replica_of, same, stop_at, tiny
@@ -138,6 +140,30 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(
     again = fit(tiny(weights=RANDOM), tmp_path / "broken", resume=True)  # a run that is over is over
     assert same(whole, again)
     assert entries(tmp_path / "broken") == a
+
+
+def test_a_checkpoint_knows_where_its_steps_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(step: int, *, resume: bool) -> None:
+        stop_at(monkeypatch, step)
+        with pytest.raises(StopError):
+            fit(tiny(), tmp_path, resume=resume)
+        monkeypatch.undo()
+
+    here = {"device": "cpu", "gpu": None, "torch": torch.__version__}
+    stopped(5, resume=False)
+    assert saved_stretches(tmp_path) == [{"from": 0, "to": 3, **here}]
+    stopped(8, resume=True)
+    assert saved_stretches(tmp_path) == [{"from": 0, "to": 6, **here}]  # the same place: the same stretch
+    with safe_open(tmp_path / CHECKPOINT, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    elsewhere = {"from": 0, "to": 6, "device": "cuda", "gpu": "NVIDIA H200", "torch": "2.11.0"}
+    save_file(tensors, tmp_path / CHECKPOINT, metadata | {"stretches": json.dumps([elsewhere])})
+    fit(tiny(), tmp_path, resume=True)
+    expected = [elsewhere, {"from": 6, "to": 12, **here}]
+    assert saved_stretches(tmp_path) == expected
+    fit(tiny(), tmp_path, resume=True)  # nothing is left to train
+    assert saved_stretches(tmp_path) == expected
+    assert saved_stretches(tmp_path / "nowhere") is None
 
 
 def test_a_run_across_blocks_of_batches_is_resumed_in_the_second(

@@ -30,7 +30,7 @@ from actionpiece.tokenizers import (
     trained,
 )
 from actionpiece.tokenizers.learned import LearnedTokenizer, fit_side_by_side
-from actionpiece.training.checkpoint import saved_step
+from actionpiece.training.checkpoint import saved_step, saved_stretches
 
 FIT_CHUNKS, _FIT_VALUES = 300_000, 1 << 25  # more say nothing new, and would not fit in small machines
 LOOK_CHUNKS = 2_000  # validation chunks that learned tokenizers look at while training
@@ -176,7 +176,7 @@ def fit(
         device=device,
         progress=progress,
     )
-    note_fit(tokenizer, demos, time.perf_counter() - began, device)
+    note_fit(tokenizer, demos, time.perf_counter() - began, device, run=run)
     return tokenizer
 
 
@@ -217,11 +217,12 @@ def fit_together(
         )
     except BrokenRunsError as error:
         broken = error.errors
-    for tokenizer, seed, step in zip(tokenizers, seeds, before, strict=True):
+    for tokenizer, seed, step, run in zip(tokenizers, seeds, before, runs, strict=True):
         tokenizer.provenance = {"seed": seed, "chunks": len(chunks)}
         if step is not None:
             tokenizer.provenance["went_on_from_step"] = step
-        note_fit(tokenizer, demos, time.perf_counter() - began, device, side_by_side=len(tokenizers))
+        seconds = time.perf_counter() - began
+        note_fit(tokenizer, demos, seconds, device, run=run, side_by_side=len(tokenizers))
     return [broken.get(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
 
 
@@ -302,8 +303,19 @@ def _arguments(text: str, maker: Callable[..., Any]) -> int:
     return len(needed)
 
 
-def note_fit(tokenizer: ActionTokenizer, demos: Demos, seconds: float, device: str, *, side_by_side: int = 1) -> None:
-    """Add to a tokenizer what it was fitted on, where and in what time."""
+def note_fit(
+    tokenizer: ActionTokenizer,
+    demos: Demos,
+    seconds: float,
+    device: str,
+    *,
+    run: Path | None = None,
+    side_by_side: int = 1,
+) -> None:
+    """Add to a tokenizer what it was fitted on, where and in what time.
+
+    run: where it kept its checkpoint, which knows of stretches of the training that were elsewhere.
+    """
     data = demos.describe()
     tokenizer.provenance |= {
         "data": {key: data[key] for key in ("name", "generated", "fingerprint", "split", "idle", "licence", "note")},
@@ -312,3 +324,5 @@ def note_fit(tokenizer: ActionTokenizer, demos: Demos, seconds: float, device: s
         "side_by_side": side_by_side,
         "environment": environment(),
     }
+    if stretches := saved_stretches(run):
+        tokenizer.provenance["stretches"] = stretches

@@ -136,8 +136,12 @@ def _fit_time(fitted: Mapping[str, Any]) -> str:
     if seconds is None:
         return MISSING
     if before is not None:  # the time is that of the last part alone
-        return f"went on from step {before:,}"
+        return "; ".join(map(_stretch, fitted.get("stretches", ()))) or f"went on from step {before:,}"
     return f"{figure(seconds)} s" + (f" ({beside} side by side)" if beside > 1 else "")
+
+
+def _stretch(one: Mapping[str, Any]) -> str:
+    return f"steps {one['from']:,} to {one['to']:,} on {one['gpu'] or 'a CPU'}"
 
 
 def _files(data: Mapping[str, Any]) -> str:

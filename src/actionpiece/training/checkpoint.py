@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,25 +18,50 @@ from actionpiece.files import writing
 from actionpiece.training.replica import Replica
 
 NAME = "checkpoint.safetensors"
+T = TypeVar("T")
 
 
 def save_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> None:
     """Write where a replica stands; `about` says which run this is."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _state(replica).items()}
     tensors["random"] = replica.generator.get_state()
+    metadata = {"step": str(replica.done), "about": json.dumps(about, sort_keys=True)}
+    metadata["stretches"] = json.dumps(_stretches(replica))
     with writing(folder / NAME) as aside:
-        save_file(tensors, aside, metadata={"step": str(replica.done), "about": json.dumps(about, sort_keys=True)})
+        save_file(tensors, aside, metadata=metadata)
 
 
 def saved_step(folder: Path | None) -> int | None:
     """The step of the checkpoint in a folder; None where there is none."""
+    return _saved(folder, lambda metadata: int(metadata["step"]))
+
+
+def saved_stretches(folder: Path | None) -> list[dict[str, Any]] | None:
+    """Where the steps of the checkpoint in a folder were taken (see `_stretches`); None where there is none."""
+    return _saved(folder, lambda metadata: list(json.loads(metadata.get("stretches", "[]"))))
+
+
+def _saved(folder: Path | None, read: Callable[[dict[str, str]], T]) -> T | None:
     if folder is None or not (folder / NAME).is_file():
         return None
     try:
         with safe_open(folder / NAME, "pt") as file:
-            return int((file.metadata() or {})["step"])
+            return read(file.metadata() or {})
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ActionPieceError(f"{folder / NAME} is not a whole checkpoint: {error}") from None
+
+
+def _stretches(replica: Replica) -> list[dict[str, Any]]:
+    """Where its steps were taken: `from` one `to` another, on which device. Who scores it elsewhere can then say so."""
+    device = replica.examples.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    here = {"device": device.type, "gpu": gpu, "torch": torch.__version__}
+    stretches, start = list(replica.before), replica.began
+    if replica.done == start:
+        return stretches
+    if stretches and stretches[-1].items() >= here.items():
+        start = stretches.pop()["from"]
+    return [*stretches, {"from": start, "to": replica.done, **here}]
 
 
 @torch.no_grad()
@@ -68,7 +94,8 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         replica.generator.set_state(random)
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
-    replica.done = int(metadata["step"])
+    replica.done = replica.began = int(metadata["step"])
+    replica.before = json.loads(metadata.get("stretches", "[]"))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -53,6 +53,7 @@ class Replica:
         device = examples.device
         self.codec = run.codec.to(device)
         self.done = 0
+        self.began, self.before = 0, list[dict[str, Any]]()  # the first step taken here, and where those before were
         self.generator = torch.Generator(device).manual_seed(run.seed)  # of what objectives draw
         # The step reads its batch, its place in the block and its learning rate from tensors: a recorded one can.
         self.table = torch.zeros(BLOCK, self.config.batch // world_size(), dtype=torch.int64, device=device)
