@@ -16,7 +16,6 @@ from rich.console import Console
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.report import write_report
-from actionpiece.report.labels import place
 from actionpiece.report.looks import looks
 from actionpiece.report.page import markdown_page
 from actionpiece.report.summary import best_sentence
@@ -426,18 +425,6 @@ def test_tables_of_nothing_are_empty():
     assert console_table([]).row_count == 0
 
 
-def test_labels_of_close_points_do_not_cover_each_other():
-    points = [(100.0 + 2 * i, 100.0 + i % 3) for i in range(8)]
-    placed = place(points, [(60.0, 13.0)] * 8, (0.0, 0.0, 400.0, 300.0))
-    boxes = []
-    for spot in placed:
-        left = spot.x - {"left": 0, "center": 30, "right": 60}[spot.align]
-        boxes.append((left, spot.y - 6.5, left + 60, spot.y + 6.5))
-    for i, a in enumerate(boxes):
-        for b in boxes[:i]:
-            assert min(a[2], b[2]) - max(a[0], b[0]) < 1e-6 or min(a[3], b[3]) - max(a[1], b[1]) < 1e-6
-
-
 def test_drawing_leaves_matplotlib_as_it_was_and_tables_do_not_load_it(tmp_path):
     import matplotlib
 
@@ -461,18 +448,3 @@ def test_shortened_names_stay_apart() -> None:
     assert short[2] == "fast"
     assert max(map(len, short)) < max(map(len, names))
     assert distinct(["same", "same"], 3) == [shorten("same", 3)] * 2
-
-
-def test_fifteen_labels_on_a_crowded_diagonal_keep_clear_of_each_other() -> None:
-    rng = np.random.default_rng(3)
-    points = [(60 + 24 * i + rng.uniform(-9, 9), 60 + 24 * i + rng.uniform(-9, 9)) for i in range(15)]
-    width, height = 120.0, 13.0
-    spots = place(points, [(width, height)] * 15, (54, 48, 432, 446))
-    boxes = []
-    for spot in spots:
-        left = {"left": spot.x, "right": spot.x - width, "center": spot.x - width / 2}[spot.align]
-        boxes.append((left, spot.y - height / 2, left + width, spot.y + height / 2))
-    for i, a in enumerate(boxes):
-        for b in boxes[:i]:
-            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-            assert apart, (a, b)

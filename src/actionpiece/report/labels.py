@@ -1,18 +1,26 @@
-"""Labels beside points, placed so that they do not cover each other."""
+"""Labels beside points, placed so that they cover nothing and none seems to belong to another point."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 _ANGLES = (0, 180, 30, 330, 150, 210, 60, 300, 120, 240, 90, 270)  # degrees, the most readable first
 _REACHES = (9, 14, 22, 32, 44, 60, 80)  # distances from the point, in units of the drawing
-_ROUNDS = 6
-_CROSSING = 60.0  # a crossed line is as bad as so much overlap
+_NEAR = _REACHES[0]  # within it a label needs no leader
+_STARTS = 60  # orders in which labels get their places; the best outcome counts
+_CROSSING = 150.0  # a line across a label, a point or another line is as bad as so much overlap
+_TOUCHING = 20.0  # where labels meet at all it looks careless
+_STRANGE = 150.0  # and so is a label that stands nearer to another point
+_OUTSIDE = 4.0  # outside the frame a label is cut off, which is worse than a neighbour shining through
 
 
 @dataclass(frozen=True)
@@ -25,90 +33,144 @@ class Placed:
     x: float
     y: float
     align: Literal["left", "right", "center"]
-    end: tuple[float, float] | None
+    end: Point | None
 
 
-def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box) -> list[Placed]:
-    """A place for each label (width, height) near its point: the first free one, or the least crowded.
+def place(points: Sequence[Point], sizes: Sequence[tuple[float, float]], frame: Box) -> list[Placed]:
+    """A place for each label (width, height) near its point, all together as little in each other's way as was found.
 
-    What the first labels took is looked at again when all have a place: most crowding is gone after a few rounds.
+    One label after the other takes what is best beside the others until none wants to move; where that ends depends on
+    who was first, so several orders are tried.
     """
-    dots = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-    taken: dict[int, tuple[Box, Placed]] = {}
-    # From right to left: the point nearest to the frame has the fewest choices.
-    order = sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1]))
-    for _ in range(_ROUNDS):
-        before = dict(taken)
+    if not points:
+        return []
+    around = list(itertools.product(_REACHES, _ANGLES))
+    boxes = np.array([[_box(point, size, *at) for at in around] for point, size in zip(points, sizes, strict=True)])
+    found = [
+        [_placed(point, tuple(box), reach) for box, (reach, _) in zip(mine, around, strict=True)]
+        for point, mine in zip(points, boxes, strict=True)
+    ]
+    alone, between = _costs(points, boxes, _leaders(points, found), frame)
+    rng, count = np.random.default_rng(0), len(points)
+    best, least = np.zeros(count, int), math.inf
+    for _ in range(_STARTS):
+        chosen = _settled(rng.permutation(count), alone, between)
+        cost = _total(chosen, alone, between)
+        if cost < least - 1e-9:
+            best, least = chosen, cost
+    return [found[i][choice] for i, choice in enumerate(best)]
+
+
+def _settled(order: np.ndarray, alone: np.ndarray, between: np.ndarray) -> np.ndarray:
+    """Every label's choice, (n,), when none of them is better off with another."""
+    chosen = np.full(len(order), -1)
+    for _ in range(len(order) + 2):  # each round lowers the sum, but rounding might go round in circles
+        before = chosen.copy()
         for i in order:
-            taken.pop(i, None)
-            taken[i] = _best(i, points, sizes[i], dots, taken, frame)
-        if taken == before:
+            others = [j for j in order if j != i and chosen[j] >= 0]
+            chosen[i] = (alone[i] + between[i][:, others, chosen[others]].sum(1)).argmin()
+        if (chosen == before).all():
             break
-    return [taken[i][1] for i in range(len(points))]
+    return chosen
 
 
-def _best(
-    i: int,
-    points: Sequence[tuple[float, float]],
-    size: tuple[float, float],
-    dots: Sequence[Box],
-    taken: dict[int, tuple[Box, Placed]],
-    frame: Box,
-) -> tuple[Box, Placed]:
-    """The best place for one label beside those that have theirs."""
-    best: tuple[float, Box, Placed] | None = None
-    for reach in _REACHES:
-        for angle in _ANGLES:
-            box = _box(points[i], size, angle, reach)
-            place = _placed(points[i][0], box, reach > _REACHES[0])
-            others = sum(_overlap(box, other) for other, _ in taken.values())
-            others += sum(_overlap(box, dot) for j, dot in enumerate(dots) if j != i)
-            # A line through a label or a point seems to belong to it, and so does a label on a line.
-            crossed = sum(_crosses(points[i], place.end, other) for other, _ in taken.values())
-            crossed += sum(_crosses(points[i], place.end, dot) for j, dot in enumerate(dots) if j != i)
-            crossed += sum(_crosses(points[j], other.end, box) for j, (_, other) in taken.items())
-            # Outside the frame a label is cut off, which is worse than a neighbour shining through.
-            cost = others + _CROSSING * crossed + 4 * (_area(box) - _overlap(box, frame)) + 0.05 * reach
-            if best is None or cost < best[0] - 1e-9:
-                best = (cost, box, place)
-    assert best is not None
-    return best[1], best[2]
+def _total(chosen: np.ndarray, alone: np.ndarray, between: np.ndarray) -> float:
+    every = np.arange(len(chosen))
+    pairs = between[every[:, None], chosen[:, None], every, chosen]
+    return float(alone[every, chosen].sum() + pairs.sum() / 2)
 
 
-def _crosses(start: tuple[float, float], end: tuple[float, float] | None, box: Box) -> bool:
-    """Whether a line runs through a box, looked at in a few places."""
-    if end is None:
-        return False
-    for step in range(1, 12):
-        x, y = (a + (b - a) * step / 12 for a, b in zip(start, end, strict=True))
-        if box[0] < x < box[2] and box[1] < y < box[3]:
-            return True
-    return False
+def _costs(
+    points: Sequence[Point], boxes: np.ndarray, leaders: np.ndarray, frame: Box
+) -> tuple[np.ndarray, np.ndarray]:
+    """What choices cost: (n, c) alone, and (n, c, n, c) beside each other.
+
+    boxes: (n, c, 4). leaders: (n, c, 2, 2) from the point to the label.
+    """
+    count, choices = boxes.shape[:2]
+    at = np.array(points)
+    dots = np.concatenate((at - 6, at + 6), 1)
+    alone = np.zeros((count, choices))
+    between = np.zeros((count, choices, count, choices))
+    for i in range(count):
+        others = np.delete(dots, i, 0)
+        # A line through a label or a point seems to belong to it, and so does a label on a line.
+        alone[i] = _overlaps(boxes[i], others).sum(1) + _CROSSING * _run_through(leaders[i], others).sum(1)
+        # So does a label without a line to the point that is nearest.
+        apart = _apart(boxes[i], at)
+        strange = (apart < apart[:, i : i + 1]).any(1) & np.isnan(leaders[i, :, 1, 0])
+        alone[i] += _STRANGE * strange
+        for j in range(i):
+            crossed = _run_through(leaders[i], boxes[j]) + _run_through(leaders[j], boxes[i]).T
+            crossed = crossed + _cross(leaders[i], leaders[j])
+            covered = _overlaps(boxes[i], boxes[j])
+            cost = covered + _TOUCHING * (covered > 0) + _CROSSING * crossed
+            between[i, :, j], between[j, :, i] = cost, cost.T
+    areas = np.prod(boxes[..., 2:] - boxes[..., :2], -1)
+    alone += _OUTSIDE * (areas - _overlaps(boxes.reshape(-1, 4), np.array([frame])).reshape(areas.shape))
+    reaches = np.repeat(_REACHES, len(_ANGLES)) - _NEAR
+    return alone + 0.5 * reaches + 0.1 * np.tile(np.arange(len(_ANGLES)), len(_REACHES)), between
 
 
-def _placed(x: float, box: Box, far: bool) -> Placed:
+def _overlaps(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(a, b) the area that boxes (a, 4) and (b, 4) share."""
+    low = np.maximum(some[:, None, :2], others[:, :2])
+    high = np.minimum(some[:, None, 2:], others[:, 2:])
+    area: np.ndarray = np.prod((high - low).clip(0), -1)
+    return area
+
+
+def _apart(boxes: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """(a, b) how far the middle lines of boxes (a, 4) are from points (b, 2)."""
+    beyond = np.maximum(boxes[:, None, 0] - at[:, 0], at[:, 0] - boxes[:, None, 2]).clip(0)
+    distance: np.ndarray = np.hypot(beyond, (boxes[:, None, 1] + boxes[:, None, 3]) / 2 - at[:, 1])
+    return distance
+
+
+def _run_through(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """(a, b) 1 where a line (a, 2, 2) runs through a box (b, 4), looked at in a few places."""
+    steps = np.arange(1, 12)[:, None] / 12
+    along = lines[:, None, None, 0] + (lines[:, 1] - lines[:, 0])[:, None, None] * steps
+    inside = (boxes[:, None, :2] < along) & (along < boxes[:, None, 2:])
+    through: np.ndarray = inside.all(-1).any(-1).astype(float)
+    return through
+
+
+def _cross(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(a, b) 1 where lines (a, 2, 2) and (b, 2, 2) cross."""
+
+    def sides(lines: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """(a, b, 2) on which side of the first lines the others' two ends lie."""
+        along, to = (lines[:, 1] - lines[:, 0])[:, None, None], ends - lines[:, None, None, 0]
+        side: np.ndarray = np.sign(along[..., 0] * to[..., 1] - along[..., 1] * to[..., 0])
+        return side
+
+    both: np.ndarray = (sides(some, others).prod(-1) < 0) & (sides(others, some).prod(-1).T < 0)
+    return both.astype(float)
+
+
+def _leaders(points: Sequence[Point], found: Sequence[Sequence[Placed]]) -> np.ndarray:
+    """(n, c, 2, 2) from each point to where its label would be met; not a number where there is no leader."""
+    nowhere = (math.nan, math.nan)
+    return np.array(
+        [[(point, one.end or nowhere) for one in mine] for point, mine in zip(points, found, strict=True)], float
+    )
+
+
+def _placed(point: Point, box: Box, reach: float) -> Placed:
     # Text is held at the end nearest to its point, so that a font of another width does not open a gap.
-    middle = (box[1] + box[3]) / 2
-    if box[0] >= x:
+    middle, far = (box[1] + box[3]) / 2, reach > _NEAR
+    if box[0] >= point[0]:
         return Placed(box[0], middle, "left", (box[0], middle) if far else None)
-    if box[2] <= x:
+    if box[2] <= point[0]:
         return Placed(box[2], middle, "right", (box[2], middle) if far else None)
-    return Placed((box[0] + box[2]) / 2, middle, "center", (x, middle) if far else None)
+    edge = box[1] if middle > point[1] else box[3]
+    return Placed((box[0] + box[2]) / 2, middle, "center", (point[0], edge) if far else None)
 
 
-def _box(point: tuple[float, float], size: tuple[float, float], angle: float, reach: float) -> Box:
+def _box(point: Point, size: tuple[float, float], reach: float, angle: float) -> Box:
     dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
     width, height = size
     x = point[0] + reach * dx + width * ((dx > 0.1) - (dx < -0.1) - 1) / 2
     y = point[1] + reach * dy + height * (0.3 * dy - 0.5)
     return (x, y, x + width, y + height)
-
-
-def _area(box: Box) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _overlap(a: Box, b: Box) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
