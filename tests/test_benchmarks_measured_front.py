@@ -46,7 +46,7 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
     }
     assert points[0] == {
         "name": "pq", "kind": "classical", "mse": pytest.approx(3e-5), "prc": pytest.approx(0.95), "seeds": 2,
-        "front": False,
+        "bits_per_chunk": 144, "front": False,
     }  # fmt: skip
     between = [
         {"name": f"{kind} least_error 0.5", "blend": 0.5, "groups_of": "least_error", "mse": mse, "prc": 0.965}
@@ -62,13 +62,34 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
     assert "--fronts" in more["command"]
     assert [p["mse"] for p in more["points"]["libero"] if "before" in p["name"]] == [pytest.approx(2e-6)]
     assert {**more["points"]["libero"][-1], "name": ""} == {
-        "name": "", "kind": "blend", "mse": 1.5e-5, "prc": 0.965, "seeds": 1, "front": True
+        "name": "", "kind": "blend", "mse": 1.5e-5, "prc": 0.965, "seeds": 1, "bits_per_chunk": 144, "front": True
     }  # fmt: skip
     assert more["points"]["libero"][-1]["name"] == "blend 0.5, least error"  # the codec, not the quantiser before it
     drawn = (tmp_path / "front.svg").read_text()
     assert drawn.startswith("<?xml")
     measured_front.main(measured_front.Options(classical, (ablation,), tmp_path / "again"))
     assert (tmp_path / "again.svg").read_text() == drawn
+
+
+def test_other_works_are_beside_us_as_far_as_their_bits_come_near(measured_front: Any, tmp_path: Path) -> None:
+    classical, ablation = written(tmp_path, "libero")
+    rows = [
+        {"name": "fast:scale=30", "kind": "fast", "bits_per_chunk": 128.2, "mse": 5e-6, "prc": 0.5},
+        {"name": "vqbet:levels=36", "kind": "vqbet", "bits_per_chunk": 144.0, "mse": 3e-3, "prc": 0.94},
+        {"name": "quest:downsample=1", "kind": "quest", "bits_per_chunk": 79.7, "mse": 1e-3, "prc": 0.8},
+        {"name": "fastervq", "kind": "fastervq", "bits_per_chunk": 216.0, "mse": 1e-9, "prc": 0.999},
+        {"name": "rvq", "kind": "actionpiece", "bits_per_chunk": 144.0, "mse": 1e-9, "prc": 0.999},
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"data": {"name": "libero"}, "rows": rows}))
+    options = measured_front.Options(classical, (ablation,), tmp_path / "front", compared=(tmp_path / "results.json",))
+    measured_front.main(options)
+    document = json.loads((tmp_path / "front.json").read_text())
+    assert f"--compared {tmp_path / 'results.json'}" in document["command"]
+    others = [(p["name"], p["front"]) for p in document["points"]["libero"] if p["kind"] == "other"]
+    assert others == [("fast:scale=30", True), ("vqbet:levels=36", False)]
+    drawn = (tmp_path / "front.svg").read_text()
+    assert "fast (128 bits)" in drawn
+    assert "further right: vqbet (144 bits) 30" in drawn  # named, not drawn: it would press the others together
 
 
 def test_an_ablation_of_other_data_is_refused(measured_front: Any, tmp_path: Path) -> None:
