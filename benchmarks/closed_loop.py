@@ -18,16 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.episodes import Journal, check_no_errors
 from actionpiece.evaluation.rollout import paired, summary
 from actionpiece.files import read_json, write_json, writing
+from actionpiece.report.labels import name_points
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b646e", "#000000")
-MARKERS = "os^Dv<>P*Xph"
 
 
 @dataclass(frozen=True)
@@ -162,30 +164,25 @@ def draw(document: dict[str, Any], path: Path) -> None:
     if "held_out" in rows[0]:
         own = "the policy's error on episodes held out, mm"
         panels.append((own, "linear", lambda row: row["held_out"]["translation_mm"]))
-    figure = Figure(figsize=(4.4 * len(panels) + 1.2, 4.2))
+    figure = Figure(figsize=(4.4 * len(panels), 4.2), dpi=100)
+    figure.subplots_adjust(left=0.14 / len(panels), right=1 - 0.03 / len(panels), bottom=0.12, top=0.97, wspace=0.13)
     for number, (label, scale, value) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), number + 1)
-        for place, row in enumerate(rows):
-            whole = row["overall"]
-            below, above = whole["success"] - whole["low"], whole["high"] - whole["success"]
-            axes.errorbar(
-                value(row),
-                100 * whole["success"],
-                yerr=[[100 * below], [100 * above]],
-                fmt=MARKERS[place % len(MARKERS)],
-                color=COLOURS[place % len(COLOURS)],
-                capsize=2,
-                label=row["name"],
-            )
+        points = np.array([(value(row), 100 * row["overall"]["success"]) for row in rows])
+        ends = 100 * np.array([(row["overall"]["low"], row["overall"]["high"]) for row in rows])
+        for place, (x, y) in enumerate(points):
+            colour, bar = COLOURS[place % len(COLOURS)], abs(ends[place] - y)[:, None]
+            axes.errorbar(x, y, yerr=bar, fmt="o", color=colour, ecolor=f"{colour}55", capsize=2)
         axes.set_xscale(scale)
         if number == 0:
             axes.set_ylabel("success, % (95 % interval)")
         axes.set_xlabel(label)
-        axes.set_ylim(bottom=0)
+        axes.margins(x=0.12)
+        axes.set(xlim=axes.get_xlim(), ylim=(0, max(100.0, float(ends.max()))))
         axes.grid(color="#dfe3e7")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, format="svg", metadata={"Date": None})
+        name_points(figure, axes, points, [row["name"] for row in rows], fontsize=7.5, line="#9aa3ab")
+    with rc_context({"svg.hashsalt": "actionpiece"}):  # ids would be random otherwise
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def main(options: Options) -> None:

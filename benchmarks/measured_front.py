@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import tyro
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import read_json, write_json, writing
-from actionpiece.report.labels import place
+from actionpiece.report.labels import name_points
 
 BITS, NEAR = 144, 120
 OTHERS = ("binning", "fast", "spline", "vqbet", "quest", "oat", "actioncodec", "fastervq", "xtokenizer")
@@ -153,22 +152,11 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         far = [f"{short(row)} {1e4 * row['mse']:.0f}" for row in rows if row not in near]
         if far:
             axes.text(0.99, 0.01, f"further right: {', '.join(far)}", transform=axes.transAxes, ha="right", fontsize=7)
-        name_points(figure, axes, near, (wide, tall))
+        points, texts = np.column_stack(_places(near)), [short(row) for row in near]
+        name_points(figure, axes, points, texts, fontsize=7.5, line="#9aa3ab")
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="upper center", ncols=3)
     with rc_context({"svg.hashsalt": "actionpiece"}):  # ids would be random otherwise
         figure.savefig(path, format="svg", metadata={"Date": None})
-
-
-def name_points(figure: Figure, axes: Axes, rows: Sequence[dict[str, Any]], size: tuple[int, int]) -> None:
-    """A label beside every point of a panel, with a line to it where it had to go further away."""
-    points = [(float(x), float(y)) for x, y in axes.transData.transform(np.column_stack(_places(rows)))]
-    texts = [short(row) for row in rows]
-    spots = place(points, [(5.6 * len(text), 12.0) for text in texts], tuple(axes.bbox.extents))
-    for text, point, spot in zip(texts, points, spots, strict=True):
-        if spot.end is not None:
-            ends = np.array((point, spot.end)) / size
-            axes.plot(*ends.T, color="#9aa3ab", linewidth=0.7, transform=figure.transFigure, zorder=1)
-        figure.text(spot.x / size[0], spot.y / size[1], text, va="center", ha=spot.align, fontsize=7.5)
 
 
 def short(row: dict[str, Any]) -> str:

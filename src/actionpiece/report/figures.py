@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from actionpiece.report.labels import place
+from actionpiece.report.labels import name_points
 from actionpiece.report.looks import CARD, INK, MUTED, Look
 from actionpiece.report.scales import Scale, floor_of, logarithmic, nines
 from actionpiece.report.svg import drawing, inline
@@ -85,15 +85,8 @@ def _scatter(
         axes.grid()
         for row, at, height in zip(rows, xs, ys, strict=True):
             _dot(axes, float(at), float(height), looks[row["name"]])
-        points = [(float(a), float(b)) for a, b in axes.transData.transform(np.column_stack((xs, ys)))]
-        frame = axes.bbox
-        sizes = [(6.5 * len(text), 13.0) for text in texts]
-        spots = place(points, sizes, (frame.x0 + 2, frame.y0 + 2, frame.x1 + 12, frame.y1 + 8))
-        for text, point, spot in zip(texts, points, spots, strict=True):
-            if spot.end is not None:
-                ends = np.array((point, spot.end)) / (_WIDE, tall)
-                axes.plot(*ends.T, color=MUTED, linewidth=0.7, transform=figure.transFigure, zorder=1)
-            figure.text(spot.x / _WIDE, spot.y / tall, text, va="center", ha=spot.align, fontsize=11)
+        points = np.column_stack((xs, ys))
+        name_points(figure, axes, points, texts, fontsize=11, line=MUTED, frame=(-2, -2, 12, 8))
         return inline(figure, ident, alt)
 
 

@@ -6,9 +6,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -21,6 +25,33 @@ _CROSSING = 150.0  # a line across a label, a point or another line is as bad as
 _TOUCHING = 20.0  # where labels meet at all it looks careless
 _STRANGE = 150.0  # and so is a label that stands nearer to another point
 _OUTSIDE = 4.0  # outside the frame a label is cut off, which is worse than a neighbour shining through
+
+
+def name_points(
+    figure: Figure,
+    axes: Axes,
+    points: np.ndarray,
+    texts: Sequence[str],
+    *,
+    fontsize: float,
+    line: str,
+    frame: tuple[float, float, float, float] = (0, 0, 0, 0),
+) -> None:
+    """Write a text beside each of the points (n, 2) of the axes, with a line to it where it had to go further away.
+
+    The axes' limits must be set. frame: how far labels may reach beyond the axes on the left, below, right and above.
+    """
+    unit = fontsize * figure.dpi / 72
+    at = [(float(x), float(y)) for x, y in axes.transData.transform(points)]
+    left, bottom, right, top = axes.bbox.extents
+    room = (left - frame[0], bottom - frame[1], right + frame[2], top + frame[3])
+    spots = place(at, [(0.59 * unit * len(text), 1.18 * unit) for text in texts], room)
+    size = figure.bbox.size
+    for text, point, spot in zip(texts, at, spots, strict=True):
+        if spot.end is not None:
+            ends = np.array((point, spot.end)) / size
+            axes.plot(*ends.T, color=line, linewidth=0.7, transform=figure.transFigure, zorder=1)
+        figure.text(spot.x / size[0], spot.y / size[1], text, va="center", ha=spot.align, fontsize=fontsize)
 
 
 @dataclass(frozen=True)
