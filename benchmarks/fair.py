@@ -42,12 +42,14 @@ class Options:
         compared: results.json of `actionpiece compare`.
         out: where to write, without an ending.
         fitted: folder of the tokenizers that were compared, as far as they are there.
+        before: an OUT.json of an earlier call for the same data: what it has is not computed again.
     """
 
     data: str
     compared: Path
     out: Path
     fitted: Path | None = None
+    before: Path | None = None
 
 
 def gather(options: Options, console: Console) -> dict[str, Any]:
@@ -66,7 +68,10 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
         return fidelity(data.chunks, decoded, space=demos.space, normalizer=training.normalizer).mse
 
     mean = error(np.broadcast_to(fitting_chunks(training, compared["seed"]).mean(0), data.chunks.shape))
-    rows, known = [], {}
+    earlier = [] if options.before is None else rows_before(options.before, compared)
+    known = {(row["tokens"], row["codes"]): row["pq"] for row in earlier}
+    bare = {(row["name"], row["mse"]): row["unquantized"] for row in earlier}
+    rows = []
     for row in compared["rows"]:
         if row["kind"] not in KINDS or not issubclass(tokenizer_class(row["kind"]), LearnedTokenizer):
             continue  # a user's own, or a classical one
@@ -79,9 +84,11 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
             known[tokens, codes] = error(np.asarray(plain.decode(plain.encode(data.chunks))))
         same = known[tokens, codes]
         use = {"perplexity": row["position_perplexity"], "share": row["position_perplexity"] / codes}
-        tokenizer = None if options.fitted is None else of_row(row, options.fitted)
-        figures = {"unquantized": None if tokenizer is None else error(unquantized(tokenizer, data.chunks))}
-        figures |= {"mse": row["mse"], "pq": same, "ratio": row["mse"] / same, "mean_chunk": mean}
+        alone = bare.get((row["name"], row["mse"]))
+        tokenizer = None if options.fitted is None or alone is not None else of_row(row, options.fitted)
+        if tokenizer is not None:
+            alone = error(unquantized(tokenizer, data.chunks))
+        figures = {"unquantized": alone, "mse": row["mse"], "pq": same, "ratio": row["mse"] / same, "mean_chunk": mean}
         rows.append({"name": row["name"], "tokens": tokens, "codes": codes, **figures, **use})
     return {
         "command": f"python benchmarks/fair.py {shlex.join(sys.argv[1:])}",
@@ -92,6 +99,18 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
         "environment": environment(),
         "rows": rows,
     }
+
+
+def rows_before(path: Path, compared: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an earlier call, which must have been of the same chunks."""
+    document = read_json(path)
+    there, here = (
+        (one["data"]["fingerprint"], one["data"]["split"], one["protocol"], one["seed"]) for one in (document, compared)
+    )
+    if there != here:
+        raise ActionPieceError(f"{path} is of other demonstrations or of another protocol")
+    rows: list[dict[str, Any]] = document["rows"]
+    return rows
 
 
 def of_row(row: dict[str, Any], fitted: Path) -> LearnedTokenizer | None:

@@ -54,6 +54,29 @@ def test_errors_stand_beside_those_of_pq_and_of_the_mean(fair: Any, tmp_path: Pa
     assert f"| codec | {row['tokens']} | {row['codes']} |" in (tmp_path / "fair.md").read_text()
 
 
+def test_what_an_earlier_call_has_is_not_computed_again(fair: Any, tmp_path: Path) -> None:
+    demos, protocol = open_demos("generated"), Protocol(n=60, k=8)
+    compared = compare(demos, [Contender("codec", "actionpiece", tiny())], protocol=protocol, save=tmp_path / "fitted")
+    write_comparison(tmp_path, compared)
+    fair.main(fair.Options("generated", tmp_path / "results.json", tmp_path / "first", tmp_path / "fitted"))
+    document = json.loads((tmp_path / "first.json").read_text())
+    document["rows"][0] |= {"pq": 0.125, "unquantized": 0.25}  # nobody would compute these
+    (tmp_path / "first.json").write_text(json.dumps(document))
+    options = fair.Options("generated", tmp_path / "results.json", tmp_path / "again", before=tmp_path / "first.json")
+    fair.main(options)
+    (row,) = json.loads((tmp_path / "again.json").read_text())["rows"]
+    assert (row["pq"], row["unquantized"], row["ratio"]) == (0.125, 0.25, row["mse"] / 0.125)
+    document["rows"][0]["mse"] += 1e-9  # another tokenizer of the same name
+    (tmp_path / "first.json").write_text(json.dumps(document))
+    fair.main(options)
+    (row,) = json.loads((tmp_path / "again.json").read_text())["rows"]
+    assert (row["pq"], row["unquantized"]) == (0.125, None)
+    document["protocol"]["n"] = 61
+    (tmp_path / "first.json").write_text(json.dumps(document))
+    with pytest.raises(ActionPieceError, match="of another protocol"):
+        fair.main(options)
+
+
 def test_weights_of_another_tokenizer_are_refused(fair: Any, tmp_path: Path) -> None:
     demos, contender = open_demos("generated"), Contender("codec", "actionpiece", tiny())
     for seed in (0, 1):
