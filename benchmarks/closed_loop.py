@@ -178,7 +178,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
             axes.set_ylabel("success, % (95 % interval)")
         axes.set_xlabel(label)
         axes.margins(x=0.12)
-        axes.set(xlim=axes.get_xlim(), ylim=(0, max(100.0, float(ends.max()))))
+        axes.set(xlim=axes.get_xlim(), ylim=(0, 100))
         axes.grid(color="#dfe3e7")
         name_points(figure, axes, points, [row["name"] for row in rows], fontsize=7.5, line="#9aa3ab")
     with rc_context({"svg.hashsalt": "actionpiece"}):  # ids would be random otherwise

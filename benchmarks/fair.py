@@ -42,7 +42,8 @@ class Options:
         compared: results.json of `actionpiece compare`.
         out: where to write, without an ending.
         fitted: folder of the tokenizers that were compared, as far as they are there.
-        before: an OUT.json of an earlier call for the same data: what it has is not computed again.
+        before: an OUT.json of an earlier call for the same data: what it has is not computed again, and is not checked
+            for whether our `pq` has changed since.
     """
 
     data: str
@@ -104,6 +105,8 @@ def gather(options: Options, console: Console) -> dict[str, Any]:
 def rows_before(path: Path, compared: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of an earlier call, which must have been of the same chunks."""
     document = read_json(path)
+    if "compared" not in document:
+        raise ActionPieceError(f"{path} was not written by this script")
     there, here = (
         (one["data"]["fingerprint"], one["data"]["split"], one["protocol"], one["seed"]) for one in (document, compared)
     )

@@ -123,7 +123,7 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, bottom=50 / tall, top=1 - 70 / tall, wspace=0.2)
     for axes, (data, rows) in zip(panels, found.items(), strict=True):
-        near = [row for row in rows if 1e4 * row["mse"] <= FAR]
+        near = [row for row in rows if 1e4 * row["mse"] <= FAR] or rows
         front = sorted((row for row in near if row["front"]), key=lambda row: row["mse"])
         axes.plot(*_places(front), color="#9aa3ab", linewidth=1, zorder=1)
         for kind in COLOURS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_what_an_earlier_call_has_is_not_computed_again(fair: Any, tmp_path: Pat
     fair.main(options)
     (row,) = json.loads((tmp_path / "again.json").read_text())["rows"]
     assert (row["pq"], row["unquantized"]) == (0.125, None)
+    with pytest.raises(ActionPieceError, match=r"results\.json was not written by this script"):
+        fair.main(dataclasses.replace(options, before=tmp_path / "results.json"))
     document["protocol"]["n"] = 61
     (tmp_path / "first.json").write_text(json.dumps(document))
     with pytest.raises(ActionPieceError, match="of another protocol"):

@@ -13,11 +13,14 @@ import pytest
 
 from actionpiece import ActionPieceError, open_demos
 from actionpiece.evaluation import compare as module
+from actionpiece.evaluation import kept as kept_module
 from actionpiece.evaluation import recipes
 from actionpiece.evaluation.compare import Comparison, compare, write_comparison
 from actionpiece.evaluation.contenders import Contender, fit, fit_together, unfitted, with_steps
+from actionpiece.evaluation.known import read_known
 from actionpiece.evaluation.recipes import BITS, COMPARISONS, Entry, Knob, Table, resolve, resolve_once
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training
+from actionpiece.report.page import timed_alike
 from actionpiece.tokenizers import KINDS, RECIPES, load
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.tokenizers.fast import FastConfig
@@ -194,6 +197,47 @@ def test_finished_contenders_are_neither_fitted_nor_scored_again(
     (tmp_path / "cells" / "binning" / "cell.npz").write_bytes(b"PK")
     with pytest.raises(ActionPieceError, match=r"cell\.npz cannot be read"):
         run(demos, training, "binning", cells=tmp_path / "cells")
+
+
+def test_a_cell_remembers_where_it_was_timed(
+    demos: Any, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = tmp_path / "cells"
+    here = kept_module.environment()
+    monkeypatch.setattr(kept_module, "environment", lambda: here | {"cores": 999})
+    run(demos, training, "binning", cells=cells)
+    monkeypatch.undo()
+    run(demos, training, "spline", cells=cells)
+    done = run(demos, training, "binning", "spline", cells=cells)
+    assert done.results["finished_before"] == ["binning", "spline"]
+    assert done.results["timed_in"] == {"binning": here | {"cores": 999}}
+    assert not timed_alike(done.results, ["binning", "spline"])
+    assert timed_alike(done.results, ["spline"])
+    write_comparison(tmp_path / "done", done)
+    known = read_known([tmp_path / "done" / "results.json"], demos, training, PROTOCOL)
+    assert [one.origin["environment"]["cores"] for one in known] == [999, here["cores"]]
+
+
+def test_where_a_single_fit_was_trained_is_told_of_learned_ones_alone(
+    demos: Any, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a classical one is fitted into a folder in which a learned one was, whole or not."""
+    run_folder = tmp_path / "tok.run"
+    stop_at(monkeypatch, 5)
+    with pytest.raises(StopError):
+        fit("actionpiece", demos, training, config=tiny(), run=run_folder)
+    monkeypatch.undo()
+    codec = fit("actionpiece", demos, training, config=tiny(), run=run_folder, resume=True)
+    assert codec.provenance["went_on_from_step"] == 3
+    assert [(one["from"], one["to"]) for one in codec.provenance["stretches"]] == [(0, 12)]
+    anew = fit("actionpiece", demos, training, config=tiny(steps=3), run=run_folder)
+    assert "went_on_from_step" not in anew.provenance
+    assert [(one["from"], one["to"]) for one in anew.provenance["stretches"]] == [(0, 3)]
+    for damage in (False, True):
+        if damage:
+            (run_folder / "checkpoint.safetensors").write_bytes(b"nothing")
+        classical = fit("binning", demos, training, run=run_folder)
+        assert not {"stretches", "went_on_from_step"} & classical.provenance.keys()
 
 
 def test_a_learned_contender_goes_on_from_its_checkpoint(

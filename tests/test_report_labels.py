@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
-from actionpiece.report.labels import Placed, _cross, _overlaps, _run_through, place
+from actionpiece.report.labels import Placed, _cross, _overlaps, _run_through, name_points, place
 
 FRAME = (0.0, 0.0, 400.0, 300.0)
 SIZE = (60.0, 13.0)
@@ -53,6 +54,26 @@ def test_a_column_of_points_has_labels_of_its_own(gap: int) -> None:
             assert spot.end[0] in (box[0], box[2]) or spot.end[1] in (box[1], box[3])
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_labels_of_one_and_the_same_point_stay_near_it(count: int) -> None:
+    spots = place([(200.0, 150.0)] * count, [SIZE] * count, FRAME)
+    assert all(shared(a, b) == 0 for a, b in itertools.combinations(map(box_of, spots), 2))
+    assert all(math.dist(spot.end or (200, 150), (200, 150)) < 30 for spot in spots)
+
+
+def test_names_stand_as_far_from_their_points_whatever_the_resolution() -> None:
+    gaps = []
+    for dpi in (72, 100, 300):
+        figure = Figure(figsize=(4, 3), dpi=dpi)
+        axes = figure.add_subplot()
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        name_points(figure, axes, np.array([(0.5, 0.5)]), ["a"], fontsize=10, line="k")
+        (text,) = figure.texts
+        at = axes.transData.transform((0.5, 0.5)) / figure.bbox.size
+        gaps.append((text.get_position()[0] - at[0]) * 4 * 72)
+    assert gaps == pytest.approx([9, 9, 9])
+
+
 def test_labels_of_close_points_do_not_cover_each_other() -> None:
     points = [(100.0 + 2 * i, 100.0 + i % 3) for i in range(8)]
     boxes = map(box_of, place(points, [SIZE] * 8, FRAME))
@@ -67,7 +88,7 @@ def test_fifteen_labels_on_a_crowded_diagonal_keep_clear_of_each_other() -> None
 
 
 def test_a_crowd_is_legible() -> None:
-    """Thirteen points as a comparison has them, most of them in one corner."""
+    """Twelve points as a comparison has them, most of them in one corner."""
     rng = np.random.default_rng(1)
     points = [*map(tuple, rng.uniform((120, 60), (190, 130), (9, 2))), (20.0, 280.0), (300.0, 40.0), (350.0, 90.0)]
     spots = place(points, [SIZE] * len(points), FRAME)

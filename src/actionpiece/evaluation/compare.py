@@ -140,7 +140,9 @@ def compare(
         "rows": [there[name] for name in names],
     }
     if before:
-        results["finished_before"] = before  # their latencies were measured then, perhaps elsewhere
+        results["finished_before"] = before
+        elsewhere = {name: found[name].environment for name in before}
+        results["timed_in"] = {name: there for name, there in elsewhere.items() if there != results["environment"]}
     if taken:
         results["known"] = [one.origin for one in taken.values()]
     pictures = drawings(data, [found[name] for name in names if name in found])

@@ -161,6 +161,8 @@ def fit(
     began = time.perf_counter()
     draw = seed if draw is None else draw
     chunks = fitting_chunks(training, draw)
+    own = run if issubclass(tokenizer_class(kind), LearnedTokenizer) else None  # others have no checkpoint
+    before = saved_step(own) if resume else None
     # Min-max is that of whole episodes, in which everybody is scored; other ways are fitted on the chunks.
     scaled = training.normalizer if normalizer == "minmax" else Normalizer.fit(*_way(normalizer, chunks))
     tokenizer = tokenizer_class(kind).fit(
@@ -176,7 +178,7 @@ def fit(
         device=device,
         progress=progress,
     )
-    note_fit(tokenizer, demos, time.perf_counter() - began, device, run=run)
+    note_fit(tokenizer, demos, time.perf_counter() - began, device, run=own, before=before)
     return tokenizer
 
 
@@ -219,10 +221,8 @@ def fit_together(
         broken = error.errors
     for tokenizer, seed, step, run in zip(tokenizers, seeds, before, runs, strict=True):
         tokenizer.provenance = {"seed": seed, "chunks": len(chunks)}
-        if step is not None:
-            tokenizer.provenance["went_on_from_step"] = step
         seconds = time.perf_counter() - began
-        note_fit(tokenizer, demos, seconds, device, run=run, side_by_side=len(tokenizers))
+        note_fit(tokenizer, demos, seconds, device, run=run, before=step, side_by_side=len(tokenizers))
     return [broken.get(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
 
 
@@ -310,11 +310,13 @@ def note_fit(
     device: str,
     *,
     run: Path | None = None,
+    before: int | None = None,
     side_by_side: int = 1,
 ) -> None:
     """Add to a tokenizer what it was fitted on, where and in what time.
 
-    run: where it kept its checkpoint, which knows of stretches of the training that were elsewhere.
+    run: where it kept its checkpoint, which knows of stretches of the training that were elsewhere. before: the step
+    from which it went on.
     """
     data = demos.describe()
     tokenizer.provenance |= {
@@ -324,5 +326,7 @@ def note_fit(
         "side_by_side": side_by_side,
         "environment": environment(),
     }
+    if before is not None:
+        tokenizer.provenance["went_on_from_step"] = before
     if stretches := saved_stretches(run):
         tokenizer.provenance["stretches"] = stretches

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.score import Score, ScoringSet
+from actionpiece.evaluation.score import Score, ScoringSet, environment
 from actionpiece.files import read_json, write_json, writing
 
 CELL, _ARRAYS = "cell.json", "cell.npz"
@@ -20,26 +20,31 @@ CELL, _ARRAYS = "cell.json", "cell.npz"
 @dataclass(frozen=True)
 class Scored:
     """A contender's row, its decoded chunks (n, H, D), the error (n,) and rank correlation (n,) of each, and how often
-    each code occurs (vocab_size,)."""
+    each code occurs (vocab_size,).
+
+    environment: in which it was scored.
+    """
 
     row: dict[str, Any]
     decoded: np.ndarray
     errors: np.ndarray
     rho: np.ndarray
     counts: np.ndarray
+    environment: dict[str, Any]
 
     @classmethod
     def of(cls, score: Score) -> Scored:
         """The part of a score that is kept."""
         errors = score.fidelity.per_chunk.cpu().numpy()
-        return cls(score.row, np.asarray(score.decoded), errors, score.prc.per_anchor, score.use.counts)
+        decoded = np.asarray(score.decoded)
+        return cls(score.row, decoded, errors, score.prc.per_anchor, score.use.counts, environment())
 
 
 def keep(folder: Path, about: dict[str, Any], scored: Scored) -> None:
     """Write a finished cell; its JSON comes last and says that it is whole."""
     with writing(folder / _ARRAYS) as aside, aside.open("wb") as file:
         np.savez(file, decoded=scored.decoded, errors=scored.errors, rho=scored.rho, counts=scored.counts)
-    write_json(folder / CELL, {"about": about, "row": scored.row})
+    write_json(folder / CELL, {"about": about, "row": scored.row, "environment": scored.environment})
 
 
 def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
@@ -55,7 +60,8 @@ def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
         )
     try:
         with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:
-            return Scored(saved["row"], **{name: arrays[name] for name in ("decoded", "errors", "rho", "counts")})
+            there = {name: arrays[name] for name in ("decoded", "errors", "rho", "counts")}
+            return Scored(saved["row"], **there, environment=saved["environment"])
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise ActionPieceError(f"{folder / _ARRAYS} cannot be read ({error}); remove {folder}") from None
 

@@ -30,10 +30,20 @@ class Known:
     made: dict[str, Any]
     origin: dict[str, Any]
 
-    @property
-    def fitted_by_name(self) -> bool:
-        """Whether the name is that of a tokenizer to fit: a user's own code may do otherwise with the same settings."""
-        return self.row["name"].partition(":")[0] in {*KINDS, *RECIPES}
+    def asked_alike(self, contender: Contender) -> bool:
+        """Whether its name asked for the contender in other words.
+
+        A user's own code may do otherwise with the same settings, and where a fit chooses, what it came to does not
+        say among what.
+        """
+        name = self.row["name"]
+        if name.partition(":")[0] not in {*KINDS, *RECIPES}:
+            return False
+        try:
+            asked = Contender.parse(name)
+        except ActionPieceError:
+            return False  # it asks for what is not there in this version
+        return asked.kind == contender.kind and _untrained(asked.config) == _untrained(contender.config)
 
     def different(self, contender: Contender, demos: Demos, seed: int) -> list[str]:
         """How the row differs from that of the contender, were it fitted here by the code of then."""
@@ -57,7 +67,7 @@ def find_known(known: Sequence[Known], contender: Contender, demos: Demos, seed:
     otherwise: str | None = None
     for one in known:
         same_name = one.row["name"] == contender.name
-        if not same_name and not one.fitted_by_name:
+        if not same_name and not one.asked_alike(contender):
             continue
         different = one.different(contender, demos, seed)
         if not different:
@@ -124,14 +134,21 @@ def _different(there: Any, here: Any, within: str = "") -> list[str]:
 
 def _rows(file: Path, results: dict[str, Any]) -> list[Known]:
     here = {key: results[key] for key in ("command", "created", "environment")}
+    timed_in = results.get("timed_in", {})
     before = {one["name"]: one for one in results.get("known", ())}  # what that comparison has taken itself
     rows = []
     for row in results["rows"]:
         name, made = row["name"], {key: row[key] for key in ("kind", "config", "normalizer", "seed")}
         # The row of a folder may have a kind's name, and be fitted elsewhere.
         made["training data"] = row["fitted_on"].get("data", {}).get("fingerprint")
-        rows.append(Known(file, row, made, before.get(name, {"name": name, **here})))
+        origin = {"name": name, **here, "environment": timed_in.get(name, here["environment"])}
+        rows.append(Known(file, row, made, before.get(name, origin)))
     return rows
+
+
+def _untrained(config: Any) -> dict[str, Any]:
+    """The settings but for those of the training, which options of the command change."""
+    return {key: value for key, value in asdict(config).items() if key != "train"}
 
 
 def _configs(config: Any) -> list[Any]:

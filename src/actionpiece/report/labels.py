@@ -1,4 +1,4 @@
-"""Labels beside points, placed so that they cover nothing and none seems to belong to another point."""
+"""Labels beside points, placed so that they cover no other and none seems to belong to another point."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 _ANGLES = (0, 180, 30, 330, 150, 210, 60, 300, 120, 240, 90, 270)  # degrees, the most readable first
-_REACHES = (9, 14, 22, 32, 44, 60, 80)  # distances from the point, in units of the drawing
+_REACHES = (9, 14, 22, 32, 44, 60, 80)  # distances from the point
+_DOT = 6  # as far from its middle a point may reach
 _NEAR = _REACHES[0]  # within it a label needs no leader
-_STARTS = 60  # orders in which labels get their places; the best outcome counts
+_STARTS = 30  # orders in which labels get their places; the best outcome counts
 _CROSSING = 150.0  # a line across a label, a point or another line is as bad as so much overlap
-_TOUCHING = 20.0  # where labels meet at all it looks careless
 _STRANGE = 150.0  # and so is a label that stands nearer to another point
+_TOUCHING = 20.0  # where labels meet at all it looks careless
 _OUTSIDE = 4.0  # outside the frame a label is cut off, which is worse than a neighbour shining through
 
 
@@ -39,14 +40,15 @@ def name_points(
 ) -> None:
     """Write a text beside each of the points (n, 2) of the axes, with a line to it where it had to go further away.
 
-    The axes' limits must be set. frame: how far labels may reach beyond the axes on the left, below, right and above.
+    The axes' limits must be set. frame: how far labels may reach beyond the axes on the left, below, right and above,
+    in typographic points, as all that is placed here.
     """
-    unit = fontsize * figure.dpi / 72
-    at = [(float(x), float(y)) for x, y in axes.transData.transform(points)]
-    left, bottom, right, top = axes.bbox.extents
+    scale = 72 / figure.dpi
+    at = [(float(x), float(y)) for x, y in scale * axes.transData.transform(points)]
+    left, bottom, right, top = (scale * edge for edge in axes.bbox.extents)
     room = (left - frame[0], bottom - frame[1], right + frame[2], top + frame[3])
-    spots = place(at, [(0.59 * unit * len(text), 1.18 * unit) for text in texts], room)
-    size = figure.bbox.size
+    spots = place(at, [(0.59 * fontsize * len(text), 1.18 * fontsize) for text in texts], room)
+    size = scale * np.array(figure.bbox.size)
     for text, point, spot in zip(texts, at, spots, strict=True):
         if spot.end is not None:
             ends = np.array((point, spot.end)) / size
@@ -70,8 +72,8 @@ class Placed:
 def place(points: Sequence[Point], sizes: Sequence[tuple[float, float]], frame: Box) -> list[Placed]:
     """A place for each label (width, height) near its point, all together as little in each other's way as was found.
 
-    One label after the other takes what is best beside the others until none wants to move; where that ends depends on
-    who was first, so several orders are tried.
+    Points are finite numbers. One label after the other takes what is best beside the others until none wants to move;
+    where that ends depends on who was first, so several orders are tried.
     """
     if not points:
         return []
@@ -120,13 +122,14 @@ def _costs(
     """
     count, choices = boxes.shape[:2]
     at = np.array(points)
-    dots = np.concatenate((at - 6, at + 6), 1)
+    dots = np.concatenate((at - _DOT, at + _DOT), 1)
     alone = np.zeros((count, choices))
     between = np.zeros((count, choices, count, choices))
     for i in range(count):
-        others = np.delete(dots, i, 0)
         # A line through a label or a point seems to belong to it, and so does a label on a line.
-        alone[i] = _overlaps(boxes[i], others).sum(1) + _CROSSING * _run_through(leaders[i], others).sum(1)
+        beside = dots[(abs(at - at[i]) > _DOT).any(1)]  # a line must begin somewhere, though another point lies there
+        alone[i] = _overlaps(boxes[i], np.delete(dots, i, 0)).sum(1)
+        alone[i] += _CROSSING * _run_through(leaders[i], beside).sum(1)
         # So does a label without a line to the point that is nearest.
         apart = _apart(boxes[i], at)
         strange = (apart < apart[:, i : i + 1]).any(1) & np.isnan(leaders[i, :, 1, 0])

@@ -46,8 +46,8 @@ def absent(results: dict[str, Any], table: str) -> list[str]:
 
 
 def timed_alike(results: dict[str, Any], names: Sequence[str]) -> bool:
-    """Whether the rows of these names were timed in one environment: those of an earlier comparison may not be."""
-    places = {one["name"]: one["environment"] for one in results.get("known", ())}
+    """Whether the rows of these names were timed in one environment: those that were there before may not be."""
+    places = results.get("timed_in", {}) | {one["name"]: one["environment"] for one in results.get("known", ())}
     environments = [places.get(name, results["environment"]) for name in names]
     return all(one == environments[0] for one in environments)
 
