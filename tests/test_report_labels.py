@@ -129,7 +129,22 @@ def test_lines_cross_where_both_share_a_point_within(a: tuple, b: tuple) -> None
         assert crosses == bool(((along > 0) & (along < 1)).all())
 
 
-def test_a_line_runs_through_a_box_and_no_line_through_none() -> None:
+@settings(max_examples=200)
+@given(line, box)
+def test_a_line_runs_through_a_box_where_one_of_its_points_lies_within(a: tuple, b: tuple) -> None:
+    """Against many points of the line; a line that is within for less than their distance may fall between them."""
+    steps = np.linspace(0, 1, 2001)[:, None]
+    along = np.array(a[0]) + steps * (np.array(a[1]) - np.array(a[0]))
+    inside = ((along > b[:2]) & (along < b[2:])).all(1)
+    if a[0] == a[1]:
+        return  # no line at all
+    through = bool(_run_through(np.array([a]), np.array([b]))[0, 0])
+    assert through or not inside.any()
+    wider = ((along > np.add(b[:2], -0.05)) & (along < np.add(b[2:], 0.05))).all(1)
+    assert wider.any() or not through
+
+
+def test_no_line_runs_through_nothing() -> None:
     boxes = np.array([(10.0, 10.0, 30.0, 20.0), (100.0, 100.0, 110.0, 110.0)])
-    lines = np.array([((0.0, 0.0), (40.0, 30.0)), ((0.0, 0.0), (math.nan, math.nan))])
-    assert _run_through(lines, boxes).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    lines = np.array([((0.0, 0.0), (40.0, 30.0)), ((0.0, 0.0), (math.nan, math.nan)), ((15.0, 0.0), (15.0, 30.0))])
+    assert _run_through(lines, boxes).tolist() == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
