@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -431,6 +432,24 @@ def test_a_damaged_tokenizer_folder_is_said_in_one_sentence(
     printed = capsys.readouterr()
     assert len(printed.err.strip().splitlines()) == 1
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("command", [["compare"], ["record"], ["ablate"], ["fit", "actioncodec"], ["policy", "train"]])
+def test_lines_of_help_are_full(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of an argument's help ends where the next word has no room, and not where a docstring's line ends."""
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run([*command, "--help"], monkeypatch) == 0
+    lines = [line.rstrip(" │").replace("│", " ") for line in capsys.readouterr().out.splitlines()]
+    pairs = 0
+    for line, after in itertools.pairwise(lines):
+        start = len(line) - len(line.lstrip())
+        if start < 10 or len(after) - len(after.lstrip()) != start:
+            continue  # not two lines of one text
+        pairs += 1
+        assert len(line) + 1 + len(after.split()[0]) > 97, line
+    assert pairs
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -5,9 +5,14 @@ Exit code 0 is success, 2 a mistake in what was given (one sentence on standard 
 
 from __future__ import annotations
 
+import dataclasses
+import inspect as inspection
 import os
+import re
 import sys
+import typing
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
@@ -75,6 +80,8 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
     if list(arguments) in (["--version"], ["-V"]):
         sys.stdout.write(f"actionpiece {__version__}\n")
         return
+    for command in table.values():
+        _let_flow(command)
     tyro.extras.subcommand_cli_from_dict(
         table,
         prog=program,
@@ -82,6 +89,18 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
         args=list(arguments) or ["--help"],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+
+
+def _let_flow(described: Any) -> None:
+    """Let the help of arguments flow: tyro would break its lines where our docstrings do, and where they are full.
+
+    described: a command or a dataclass; those among its arguments come next.
+    """
+    described.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspection.cleandoc(described.__doc__ or ""))
+    for kind in typing.get_type_hints(described).values():
+        for part in (kind, *typing.get_args(kind)):
+            if dataclasses.is_dataclass(part):
+                _let_flow(part)
 
 
 def main() -> None:
