@@ -24,7 +24,7 @@ def serve(
     policy: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DIR|MODULE:MAKER|FILE.py:MAKER")]],
     host: str = "127.0.0.1",
     port: int = 8000,
-    token_file: Path | None = None,
+    token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
     max_batch: int = 8,
     max_wait_ms: float = 3.0,
     max_clients: int = 32,

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -120,7 +120,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         "side": int,
         "state": bool,
         "block": int,
-        "questions": Path | None,
+        "questions": Annotated[Path | None, tyro.conf.arg(metavar="FILE")],
         "seed": int,
         "device": str,
         "precision": Literal["mixed", "bf16", "float32"],

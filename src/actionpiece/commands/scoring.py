@@ -208,7 +208,7 @@ def ablate(
     rows: str = "rvq,sigreg,neighborhood,temporal,prp,qr,actionpiece,actionpiece-q2,best,pq",
     seeds: tuple[int, ...] = (0,),
     horizon: int = 8,
-    steps: int | None = None,
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     device: str = "cpu",
     together: int = 8,
     finished: bool = False,

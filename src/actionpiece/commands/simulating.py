@@ -168,12 +168,12 @@ def rollout(
     episodes: int = 20,
     repeats: int = 1,
     execute: int = 8,
-    size: int | None = None,
+    size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     published: bool = False,
     video: Literal["none", "failures", "all"] = "none",
     workers: int = 2,
     seed: int = 7,
-    against: Path | None = None,
+    against: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
     json: bool = False,
 ) -> None:
     """Let a policy do tasks in the simulator, closed loop, and count how often it succeeds.
