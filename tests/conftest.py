@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from actionpiece.data import Demos, open_demos
+from actionpiece.evaluation.score import Training
 from actionpiece.space import ActionSpace
 
 torch.set_num_threads(1)  # tiny tensors: threads only fight each other, and results stay the same on any machine
@@ -38,6 +40,17 @@ def aloha_like(n: int, steps: int = 8, seed: int = 0) -> np.ndarray:
     chunks = smooth(n, steps, 14, seed, size=1.5)
     chunks[..., [6, 13]] = np.clip(0.5 + chunks[..., [6, 13]], 0, 1)
     return chunks.astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def demos() -> Demos:
+    """Generated demonstrations; files that need others have a fixture of their own by this name."""
+    return open_demos("generated")
+
+
+@pytest.fixture(scope="session")
+def training(demos: Demos) -> Training:
+    return Training.of(demos, 8)
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,6 @@ from actionpiece.data import Chunks, generate, info, open_demos
 from actionpiece.errors import ActionPieceError
 
 
-@pytest.fixture(scope="module")
-def demos():
-    return open_demos("generated")
-
-
 def test_they_are_called_generated_everywhere(demos):
     assert demos.name == "generated"
     assert demos.generated

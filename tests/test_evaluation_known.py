@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actionpiece import ActionPieceError, open_demos
+from actionpiece import ActionPieceError
 from actionpiece.evaluation import compare as module
 from actionpiece.evaluation.compare import Comparison, compare, replay_comparison, write_comparison
 from actionpiece.evaluation.contenders import Contender
@@ -30,16 +30,6 @@ from actionpiece.tokenizers.binning import BinningConfig, BinningTokenizer
 def make(chunks, space):
     return BinningTokenizer.fit(chunks, space, BinningConfig(bins=8))
 """
-
-
-@pytest.fixture(scope="module")
-def demos() -> Any:
-    return open_demos("generated")
-
-
-@pytest.fixture(scope="module")
-def training(demos: Any) -> Training:
-    return Training.of(demos, 8)
 
 
 def run(demos: Any, training: Training, *names: str, **rest: Any) -> Comparison:

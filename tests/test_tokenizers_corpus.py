@@ -18,11 +18,6 @@ from actionpiece.tokenizers.corpus import tokenize
 
 
 @pytest.fixture(scope="module")
-def demos() -> Demos:
-    return open_demos("generated")
-
-
-@pytest.fixture(scope="module")
 def tokenizers(demos: Demos) -> dict[str, ActionTokenizer]:
     training = Training.of(demos, 8)
     return {kind: fit(kind, demos, training) for kind in ("binning", "fast")}

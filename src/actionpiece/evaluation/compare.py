@@ -141,8 +141,8 @@ def compare(
     }
     if before:
         results["finished_before"] = before
-        elsewhere = {name: found[name].environment for name in before}
-        results["timed_in"] = {name: there for name, there in elsewhere.items() if there != results["environment"]}
+        timed_in = {name: found[name].environment for name in before}
+        results["timed_in"] = {name: one for name, one in timed_in.items() if one != results["environment"]}
     if taken:
         results["known"] = [one.origin for one in taken.values()]
     pictures = drawings(data, [found[name] for name in names if name in found])
