@@ -2,12 +2,13 @@
 
     python benchmarks/train.py --data A.npz --out docs/results/train_h200.json
     python benchmarks/train.py --data A.npz --tokenizers oat quest fastervq --copies 1 --out OUT.json
+    python benchmarks/train.py --data A.npz --tokenizers best quest --eager-steps 20 --out docs/results/train_cpu.json
 
 Every tokenizer is timed by itself, then all of them together, `copies` of each, launched by one thread, as the training
-loop does, and by a thread each. Needs a GPU for captured steps; on a CPU only the eager ones are timed. The first
-steps, which compile and record, are not counted; `ready_s` says how long they took. `launching` is the share of the
-time in which the program draws batches and hands steps to the GPU: near 1, it is the program that is waited for.
-`kernels` is what a captured step launches.
+loop does, and by a thread each. Needs a GPU for captured steps; on a CPU only the eager ones are timed, and where it
+trains with products of bfloat16 those of float32 beside them. The first steps, which compile and record, are not
+counted; `ready_s` says how long they took. `launching` is the share of the time in which the program draws batches and
+hands steps to the GPU: near 1, it is the program that is waited for. `kernels` is what a captured step launches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import dataclasses
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import Contender, check_names, unfitted
 from actionpiece.evaluation.score import Training, environment
 from actionpiece.files import write_json
+from actionpiece.nn import fused
 from actionpiece.tokenizers.learned import LearnedTokenizer
 from actionpiece.training import Examples
 from actionpiece.training.examples import BLOCK
@@ -99,6 +103,16 @@ def kernels(replica: Replica) -> float:
     return sum(not event.name.startswith(("Memcpy", "Memset")) for event in launched) / BLOCK
 
 
+@contextmanager
+def whole_products() -> Iterator[None]:
+    """As on a CPU without instructions for bfloat16."""
+    fused.CPU_HALVES, before = False, fused.CPU_HALVES
+    try:
+        yield
+    finally:
+        fused.CPU_HALVES = before
+
+
 class Timing:
     """The rows of a run, each printed as it comes."""
 
@@ -118,6 +132,11 @@ class Timing:
         made = tokenizer._run(self.examples.chunks, seed, None, resume=False)
         config = dataclasses.replace(made.config, continuous=0)
         return Replica(dataclasses.replace(made, config=config), self.examples, captured=captured)
+
+    def eager(self, how: str, name: str) -> None:
+        steps = self.options.eager_steps
+        with torch.compiler.set_stance("force_eager"):
+            self.measure(how, {name: [self.replica(name, 0, captured=False)]}, steps, min(10, steps))
 
     def measure(
         self, how: str, named: dict[str, list[Replica]], steps: int, warm_up: int, *, threads: bool = False
@@ -143,9 +162,10 @@ def main(options: Options) -> None:
     together: dict[str, list[Replica]] = {}
     for name in options.tokenizers:
         if options.eager_steps:
-            with torch.compiler.set_stance("force_eager"):
-                eager = {name: [timing.replica(name, 0, captured=False)]}
-                timing.measure("eager", eager, options.eager_steps, min(10, options.eager_steps))
+            timing.eager("eager", name)
+            if fused.CPU_HALVES and not torch.cuda.is_available():
+                with whole_products():
+                    timing.eager("eager, products of float32", name)
         if torch.cuda.is_available():
             together[name] = [timing.replica(name, seed, captured=True) for seed in range(options.copies)]
             timing.measure("captured", {name: together[name][:1]}, options.steps, BLOCK)

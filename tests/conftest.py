@@ -9,9 +9,11 @@ from hypothesis import settings
 
 from actionpiece.data import Demos, open_demos
 from actionpiece.evaluation.score import Training
+from actionpiece.nn import fused
 from actionpiece.space import ActionSpace
 
 torch.set_num_threads(1)  # tiny tensors: threads only fight each other, and results stay the same on any machine
+fused.CPU_HALVES = False  # likewise; tests of training in half precision switch it on
 
 # The same examples on every run: a change is judged by what it changed. `--hypothesis-profile=default` looks further.
 settings.register_profile("repeatable", derandomize=True)

@@ -26,6 +26,23 @@ def test_eager_steps_are_timed_beyond_a_block(train: Any, tmp_path: Path) -> Non
     assert 0 < row["launching"] <= 1
 
 
+def test_a_cpu_with_halves_is_timed_with_and_without_them(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(train.fused, "CPU_HALVES", True)
+    seen = []
+    measure = train.Timing.measure
+    monkeypatch.setattr(
+        train.Timing, "measure", lambda *args, **rest: (seen.append(train.fused.CPU_HALVES), measure(*args, **rest))
+    )
+    out = tmp_path / "train.json"
+    train.main(train.Options("generated", ("quest:width=8:heads=2",), out, eager_steps=2))
+    assert [row["how"] for row in json.loads(out.read_text())["rows"]] == ["eager", "eager, products of float32"]
+    assert seen == [True, False]
+    assert train.fused.CPU_HALVES
+
+
 def test_threads_do_the_steps_that_one_does(train: Any) -> None:
     timing = train.Timing(train.Options("generated"), "cpu")
     one, *others = [timing.replica("vqbet:width=8", seed, captured=False) for seed in (0, 0, 1)]

@@ -149,7 +149,7 @@ def test_a_checkpoint_knows_where_its_steps_were_taken(tmp_path: Path, monkeypat
             fit(tiny(), tmp_path, resume=resume)
         monkeypatch.undo()
 
-    here = {"device": "cpu", "gpu": None, "torch": torch.__version__}
+    here = {"device": "cpu", "gpu": None, "torch": torch.__version__, "products": "float32"}
     stopped(5, resume=False)
     assert saved_stretches(tmp_path) == [{"from": 0, "to": 3, **here}]
     stopped(8, resume=True)

@@ -1,29 +1,30 @@
-"""Weights in half precision for a step, gradients in whole; what is compiled for training on a GPU is one graph.
-
-On a CPU, where products are of float32: autocast is switched on by hand.
-"""
+"""Weights in half precision for a step, gradients in whole; what is compiled for training on a GPU is one graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from actionpiece.nn import fsq, quantize
-from actionpiece.nn.transformer import HalfProducts
+from actionpiece.nn import fsq, fused, quantize
+from actionpiece.nn.attention import attend
+from actionpiece.training.checkpoint import saved_stretches
 from actionpiece.training.half import HalfWeights
 from actionpiece.training.loop import many_shapes
 from actionpiece.training.replica import Replica
 from baselines import examples_for, new
-from tiny import replica_of, tiny
+from tiny import StopError, fit, replica_of, same, stop_at, tiny
 
 
 @pytest.fixture
-def autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HalfProducts, "half_products", lambda self, x: torch.autocast("cpu", torch.bfloat16))
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with instructions for bfloat16; any other imitates them."""
+    monkeypatch.setattr(fused, "CPU_HALVES", True)
 
 
 def replica(kind: str) -> Replica:
@@ -42,12 +43,14 @@ def steps(one: Replica, count: int) -> Replica:
     return one
 
 
-@pytest.mark.usefixtures("autocast")
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize("kind", ["actionpiece", "quest", "actioncodec"])
 def test_training_is_the_same_as_with_weights_that_autocast_copies(kind: str) -> None:
-    plain, half = steps(replica(kind), 6), replica(kind)
-    half.half = HalfWeights(half.codec)
+    plain, half = replica(kind), replica(kind)
+    plain.half = nullcontext()
+    assert isinstance(half.half, HalfWeights)
     assert half.half.places
+    steps(plain, 6)
     steps(half, 6)
     start = replica(kind).codec.state_dict()
     assert any(not torch.equal(start[name], value) for name, value in half.codec.state_dict().items())
@@ -55,7 +58,7 @@ def test_training_is_the_same_as_with_weights_that_autocast_copies(kind: str) ->
         assert torch.equal(half.codec.state_dict()[name], value), name
 
 
-@pytest.mark.usefixtures("autocast")
+@pytest.mark.usefixtures("halves")
 def test_the_layers_of_all_half_products_have_copies_within_the_block_and_their_own_weights_after_it() -> None:
     codec = replica("actionpiece").codec
     own = dict(codec.named_parameters())
@@ -72,15 +75,65 @@ def test_the_layers_of_all_half_products_have_copies_within_the_block_and_their_
     assert dict(codec.named_parameters()) == own
 
 
-@pytest.mark.usefixtures("autocast")
+@pytest.mark.usefixtures("halves")
 def test_what_is_not_trained_gets_no_gradient() -> None:
     one = replica_of(tiny(part="decoder"))
-    one.half = HalfWeights(one.codec)
     before = {name: value.clone() for name, value in one.codec.encoder.state_dict().items()}
     steps(one, 2)
     assert all(value.grad is None for value in one.codec.encoder.parameters())
     assert all(torch.equal(value, before[name]) for name, value in one.codec.encoder.state_dict().items())
     assert all(value.grad is not None for value in one.codec.decoder.parameters())
+
+
+@pytest.mark.parametrize("kind", ["actionpiece", "quest", "actioncodec"])
+def test_gradients_are_those_of_whole_products_but_for_rounding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(way: bool) -> tuple[float, Tensor]:
+        monkeypatch.setattr(fused, "CPU_HALVES", way)
+        one = steps(replica(kind), 1)
+        return float(one.terms["loss"]), torch.cat([p.grad.flatten() for p in one.parameters if p.grad is not None])
+
+    (loss, whole), (half_loss, half) = gradient(False), gradient(True)
+    assert half_loss == pytest.approx(loss, rel=0.05)
+    assert not torch.equal(half, whole)
+    assert half.dtype == torch.float32
+    assert torch.cosine_similarity(half, whole, dim=0) > 0.98
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_resumed_run_ends_bit_for_bit_and_says_how_it_multiplied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 8)
+        with pytest.raises(StopError):
+            fit(tiny(), tmp_path)
+    assert same(fit(tiny(), tmp_path, resume=True), fit(tiny()))
+    (stretch,) = saved_stretches(tmp_path) or []
+    assert stretch["products"] == "bfloat16"
+
+
+@pytest.mark.usefixtures("halves")
+def test_only_training_multiplies_in_half_precision() -> None:
+    """A tokenizer gives the same tokens on every CPU."""
+    codec, x = replica("quest").codec, replica("quest").examples.chunks[:8]
+    with torch.no_grad():
+        in_training = codec.continuous(x)
+    learning = codec.continuous(x)
+    codec.eval()
+    assert torch.equal(in_training, codec.continuous(x))
+    assert not torch.equal(in_training, learning)
+    torch.testing.assert_close(learning, in_training, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_to_halves_is_that_to_the_numbers_they_stand_for(masked: bool) -> None:
+    q, keys, values = (vectors(2, 3, n, 4, seed=seed).bfloat16() for seed, n in enumerate((5, 6, 6)))
+    mask = torch.ones(5, 6, dtype=torch.bool).tril() if masked else None
+    for context in (nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            found = attend(q, keys, values, mask)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, attend(q.float(), keys.float(), values.float(), mask).bfloat16())
 
 
 def vectors(*shape: int, seed: int = 0) -> Tensor:
@@ -134,3 +187,24 @@ def test_a_function_is_compiled_for_the_shapes_of_many_runs() -> None:
         for size in range(2, 22):
             compiled(torch.ones(size))
     assert len(shapes) == 20
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("kind", ["actionpiece", "oat", "actioncodec", "fastervq", "xtokenizer", "quest"])
+def test_every_part_that_is_compiled_for_a_gpu_is_traced_in_half_precision(kind: str) -> None:
+    """Whether to multiply in half precision is asked within what is compiled: it must not break the graph there."""
+    plain, one = replica(kind), replica(kind)  # a call moves running means
+    x = one.examples.chunks[:8]
+    parts = one.codec.compiled()
+    assert parts
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    for part in parts:
+        part.compile(backend=backend, dynamic=False, fullgraph=True)
+    torch.testing.assert_close(one.codec.continuous(x), plain.codec.continuous(x))
+    assert any("_enter_autocast" in str(graph.graph) for graph in graphs)
+    one.release()

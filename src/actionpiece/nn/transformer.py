@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from actionpiece.nn.attention import attend
+from actionpiece.nn.fused import fast_halves
 
 
 def feed_forward(width: int, expansion: int = 4) -> nn.Sequential:
@@ -44,9 +45,9 @@ class HalfProducts(nn.Module):
     """A network whose `nn.Linear` layers all work under `half_products`."""
 
     def half_products(self, x: Tensor) -> AbstractContextManager[object]:
-        """Training on a GPU does products with eight bits of mantissa; all that adds up stays in float32."""
-        half = x.is_cuda and self.training and torch.is_grad_enabled()
-        return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+        """Training does products with eight bits of mantissa, where that is fast; all that adds up stays in float32."""
+        half = fast_halves(x.device) and self.training and torch.is_grad_enabled()
+        return torch.autocast(x.device.type, torch.bfloat16) if half else nullcontext()
 
 
 class Reader(HalfProducts):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import writing
+from actionpiece.nn.fused import fast_halves
 from actionpiece.training.replica import Replica
 
 NAME = "checkpoint.safetensors"
@@ -52,10 +53,14 @@ def _saved(folder: Path | None, read: Callable[[dict[str, str]], T]) -> T | None
 
 
 def _stretches(replica: Replica) -> list[dict[str, Any]]:
-    """Where its steps were taken: `from` one `to` another, on which device. Who scores it elsewhere can then say so."""
+    """Where its steps were taken: `from` one `to` another, on which device. Who scores it elsewhere can then say so.
+
+    `products`: of a Transformer's blocks, if it has any.
+    """
     device = replica.examples.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    here = {"device": device.type, "gpu": gpu, "torch": torch.__version__}
+    products = "bfloat16" if fast_halves(device) else "float32"
+    here = {"device": device.type, "gpu": gpu, "torch": torch.__version__, "products": products}
     stretches, start = list(replica.before), replica.began
     if replica.done == start:
         return stretches

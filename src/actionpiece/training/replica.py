@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actionpiece.metrics.prc import prc
+from actionpiece.nn.fused import fast_halves
 from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
@@ -80,8 +81,7 @@ class Replica:
             capturable=device.type == "cuda",
         )
         self._create_optimizer_state()
-        # A CPU multiplies in float32: there is nothing to copy.
-        self.half = HalfWeights(self.codec) if device.type == "cuda" else nullcontext()
+        self.half = HalfWeights(self.codec) if fast_halves(device) else nullcontext()
         self.terms: dict[str, Tensor] = {}
         self.stream = torch.cuda.Stream(device) if captured else None
         self.graph: torch.cuda.CUDAGraph | None = None
