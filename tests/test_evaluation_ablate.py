@@ -95,6 +95,17 @@ def test_a_cell_that_breaks_off_is_said_and_the_others_are_kept(
 
 
 @pytest.mark.usefixtures("small_rows")
+def test_an_unreadable_checkpoint_costs_its_own_cell_alone(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "cells" / "rvq-0" / "run" / "checkpoint.safetensors"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"half")
+    with pytest.raises(ActionPieceError, match=r"Standard RVQ, seed 0: .*not a whole checkpoint.*are kept"):
+        run(tmp_path, seeds=(0,))
+    assert sorted(path.parent.name for path in tmp_path.glob("cells/*/cell.json")) == ["pq-0", "sigreg-0"]
+    assert checkpoint.read_bytes() == b"half"
+
+
+@pytest.mark.usefixtures("small_rows")
 def test_the_table_holds_means_and_deviations_over_seeds_beside_the_papers_figures(tmp_path: Path) -> None:
     results = run(tmp_path)
     rvq = results["table"][0]

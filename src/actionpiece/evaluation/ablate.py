@@ -19,7 +19,7 @@ from typing import Any
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.contenders import Contender, fit, fit_together, with_steps
+from actionpiece.evaluation.contenders import Contender, fit, fit_together, unreadable, with_steps
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment, score
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.tokenizers import ActionTokenizer
@@ -74,8 +74,15 @@ class _Cell:
         return Contender(self.row.label, self.row.kind, self.row.config)
 
     @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
     def finished(self) -> bool:
         return (self.folder / CELL).is_file()
+
+    def failed(self, why: str) -> str:
+        return f"{self.row.label}, seed {self.seed}: {why}"
 
 
 def ablate(
@@ -116,11 +123,15 @@ def ablate(
             raise ActionPieceError(f"no cell of these rows and seeds is finished in {out}")
     for cell in cells:
         _check_same(cell)
-    waiting = [cell for cell in cells if not cell.finished]
+    waiting, broken = list[_Cell](), list[str]()
+    for cell in cells:
+        if not cell.finished:
+            why = unreadable(cell.run)
+            broken += [cell.failed(why)] if why else []
+            waiting += [] if why else [cell]
     learned = [cell for cell in waiting if cell.contender.learned]
     groups = [[cell] for cell in waiting if not cell.contender.learned]
     groups += [learned[i : i + together] for i in range(0, len(learned), together)]
-    broken: list[str] = []
     for number, group in enumerate(groups):
 
         def show(fraction: float, what: str, number: int = number, group: list[_Cell] = group) -> None:
@@ -129,7 +140,7 @@ def ablate(
 
         for cell, tokenizer in zip(group, _fit(group, demos, training, device, show), strict=True):
             if isinstance(tokenizer, ActionPieceError):
-                broken.append(f"{cell.row.label}, seed {cell.seed}: {tokenizer}")
+                broken.append(cell.failed(str(tokenizer)))
                 continue
             tokenizer.save_pretrained(cell.folder / "tokenizer")
             row = score(tokenizer, data, name=cell.row.label).row
@@ -195,7 +206,7 @@ def _fit(
             [cell.seed for cell in group],
             demos,
             training,
-            runs=[cell.folder / "run" for cell in group],
+            runs=[cell.run for cell in group],
             device=device,
             progress=progress,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError, BrokenRunsError
-from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready
+from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready, unreadable
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
 from actionpiece.evaluation.known import Known, find_known
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
@@ -96,7 +96,7 @@ def compare(
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
     new = [contender for contender in contenders if contender.name not in found | taken]
-    broken = {one.name: why for one in new if (why := _unreadable(one, cells))}
+    broken = {one.name: why for one in new if cells is not None and (why := unreadable(_run(one, cells)))}
     readable = [one for one in new if one.name not in broken]
     waiting = {one.name: why for one in readable if finished and (why := _untrained(one, cells))}
 
@@ -105,7 +105,7 @@ def compare(
 
     for group in _groups([one for one in readable if one.name not in waiting], together):
         folders = [None if cells is None else cells / file_name(contender.name) for contender in group]
-        runs = [None if folder is None else folder / "run" for folder in folders]
+        runs = [None if cells is None else _run(contender, cells) for contender in group]
         at = len(found) + len(taken) + len(broken)
         label = group[0].name if len(group) == 1 else f"{len(group)} side by side"
 
@@ -152,13 +152,9 @@ def compare(
     return comparison
 
 
-def _unreadable(contender: Contender, cells: Path | None) -> str | None:
-    """Why a contender cannot go on from its checkpoint, as far as that shows before training; None if it can."""
-    try:
-        saved_step(None if cells is None else cells / file_name(contender.name) / "run")
-    except ActionPieceError as error:
-        return str(error)
-    return None
+def _run(contender: Contender, cells: Path) -> Path:
+    """Where a contender keeps its checkpoint."""
+    return cells / file_name(contender.name) / "run"
 
 
 def _untrained(contender: Contender, cells: Path | None) -> str | None:
@@ -166,7 +162,7 @@ def _untrained(contender: Contender, cells: Path | None) -> str | None:
     train = getattr(contender.config, "train", None)
     if train is None:
         return None
-    done = None if cells is None else saved_step(cells / file_name(contender.name) / "run")
+    done = None if cells is None else saved_step(_run(contender, cells))
     if done is None:
         return "it is not trained yet"
     return None if done >= train.steps else f"it is trained for {done:,} of {train.steps:,} steps"

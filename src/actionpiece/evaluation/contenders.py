@@ -226,6 +226,15 @@ def fit_together(
     return [broken.get(number, tokenizer) for number, tokenizer in enumerate(tokenizers)]
 
 
+def unreadable(run: Path) -> str | None:
+    """Why a training cannot go on from its checkpoint, as far as that shows before; None if it can, or begins anew."""
+    try:
+        saved_step(run)
+    except ActionPieceError as error:
+        return str(error)
+    return None
+
+
 def unfitted(contender: Contender, demos: Demos, training: Training) -> ActionTokenizer:
     """A contender's tokenizer before it is fitted."""
     assert contender.kind is not None
