@@ -257,7 +257,7 @@ def test_many_tokenizers_with_long_names_fit(tmp_path):
     page = written(tmp_path, results, drawings)
     checked(page)
     for name in names:
-        assert f"<span>{name}</span>" in page
+        assert f"<span>{name.replace(':', ':<wbr>')}</span>" in page  # they break before a setting
     assert len(page) < 3_000_000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from actionpiece.report.text import MISSING, esc, figure, plain
+from actionpiece.report.text import MISSING, esc, esc_name, figure, plain
 
 _FILES = 20  # files of a data set that are named
 
@@ -128,7 +128,8 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         f"{row['outside_range']:,} values",
         row["fingerprint"][:12],
     )
-    return f'<tr><th scope="row">{esc(row["name"])}</th>{"".join(f"<td>{esc(text)}</td>" for text in shown)}</tr>\n'
+    figures = "".join(f"<td>{esc(text)}</td>" for text in shown)
+    return f'<tr><th scope="row">{esc_name(row["name"])}</th>{figures}</tr>\n'
 
 
 def _fit_time(fitted: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actionpiece.report.text import esc, plain
+from actionpiece.report.text import esc, esc_name, plain
 
 
 def _table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -57,7 +57,7 @@ def replay_section(results: dict[str, Any], strip: dict[str, Any] | None) -> str
     body = ""
     for name, *figures in lines:
         cells = "".join(f"<td>{esc(figure)}</td>" for figure in figures)
-        body += f'<tr><th scope="row">{esc(name)}</th>{cells}</tr>\n'
+        body += f'<tr><th scope="row">{esc_name(name)}</th>{cells}</tr>\n'
     table = f"""<p class="note">Demonstrations executed open loop in the simulator after encoding and decoding,
 each from its own start, the same starts for all. Millimetres and degrees are how far the hand is from where the raw
 commands have it, on average over steps and episodes. p is that of McNemar's exact test on the starts where the two

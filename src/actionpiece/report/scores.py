@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from actionpiece.report.looks import Look, swatch
 from actionpiece.report.tables import Cell, Column, Row, cells, columns
-from actionpiece.report.text import esc
+from actionpiece.report.text import esc, esc_name
 
 _FIRST = ("Cost of a chunk", "What is lost", "Neighbourhoods kept")  # what is asked for first
 
@@ -40,7 +40,7 @@ def _table(shown: Sequence[Column], rows: Sequence[Row], looks: dict[str, Look],
     heads = "".join(_head(i, column, i in starts) for i, column in enumerate(shown))
     lines = ""
     for r, row in enumerate(rows):
-        name = f'<div class="name">{swatch(looks[row["name"]], line=False)}<span>{esc(row["name"])}</span></div>'
+        name = f'<div class="name">{swatch(looks[row["name"]], line=False)}<span>{esc_name(row["name"])}</span></div>'
         figures = "".join(_cell(column[r], i in starts) for i, column in enumerate(body))
         lines += f'<tr><th scope="row" data-value="{esc(row["name"])}">{name}</th>{figures}</tr>\n'
     return f"""<div class="scroll" role="region" aria-label="{label}" tabindex="0">

@@ -20,6 +20,11 @@ def esc(text: object) -> str:
     return html.escape(plain(text), quote=True)
 
 
+def esc_name(name: object) -> str:
+    """A tokenizer's name for HTML. Where a line is too short for it, it breaks before a setting, not within a word."""
+    return esc(name).replace(":", ":<wbr>")
+
+
 def shorten(text: object, limit: int) -> str:
     """At most `limit` characters; the middle goes first, because variants of one tokenizer differ at the end."""
     line = plain(text)
