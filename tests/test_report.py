@@ -420,6 +420,20 @@ def test_console_table_shows_names_as_they_are_and_fits(space):
     assert "…" not in shown  # no figure is cut on a narrow console
 
 
+def test_names_on_a_narrow_console_break_before_a_setting(libero: ActionSpace) -> None:
+    rows = [row(name, libero) for name in ("quest:downsample=1", "pq:blend=0.75:codes=64", "fast")]
+
+    def names(width: int) -> list[str]:
+        console = Console(file=io.StringIO(), width=width)
+        console.print(console_table(rows))
+        lines = console.file.getvalue().splitlines()
+        body = lines[next(i for i, line in enumerate(lines) if "───" in line) + 1 :]
+        return [line[1:].split(" ")[0] for line in body if line[1:2].strip()]
+
+    assert names(140) == ["quest:downsample=1", "pq:blend=0.75:codes=64", "fast"]
+    assert names(80) == ["quest:", "downsample=1", "pq:", "blend=0.75:", "codes=64", "fast"]
+
+
 def test_tables_of_nothing_are_empty():
     assert len(markdown_table([]).splitlines()) == 2
     assert console_table([]).row_count == 0

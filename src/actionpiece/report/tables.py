@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from actionpiece.report.text import E3, E4, MISSING, plain
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text
 
 Row = dict[str, Any]
 
@@ -103,16 +106,45 @@ def console_table(rows: Sequence[Row]) -> Table:
     shown = sorted((column for column in every if column.brief), key=lambda column: column.brief)
     body = [cells(column, rows) for column in shown]
     table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0))
-    longest = max((len(plain(row["name"])) for row in rows), default=0)
+    longest = max((len(part) for row in rows for part in _parts(row["name"])), default=0)
     table.add_column("tokenizer", overflow="fold", min_width=min(max(longest, 9), 12 if len(shown) < 8 else 9))
     for column, written in zip(shown, body, strict=True):
         heading = Text(f"{column.title.replace('_', ' ')}\n{column.unit}", overflow="fold")  # long names break at words
         table.add_column(heading, justify="right", min_width=max((len(c.text) for c in written), default=1))
     for i, row in enumerate(rows):
         figures = (column[i] for column in body)
-        table.add_row(Text(plain(row["name"])), *(Text(c.text, "bold green" if c.best else "") for c in figures))
+        table.add_row(_Name(row["name"]), *(Text(c.text, "bold green" if c.best else "") for c in figures))
     table.caption = f"{len(every) - len(shown)} more columns are in the JSON"
     return table
+
+
+class _Name:
+    """A tokenizer's name on a console. Where its column is too narrow it breaks before a setting."""
+
+    def __init__(self, name: object) -> None:
+        self.parts = _parts(name)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        return Measurement(max(map(len, self.parts)), sum(map(len, self.parts)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        line = ""
+        for part in self.parts:
+            if line and len(line) + len(part) > options.max_width:
+                yield Text(line)
+                line = ""
+            line += part
+        yield Text(line)
+
+
+def _parts(name: object) -> list[str]:
+    """A name and its settings, each with the colon behind it."""
+    *first, last = plain(name).split(":")
+    return [*(f"{part}:" for part in first), last]
 
 
 def _line(parts: Sequence[str]) -> str:
