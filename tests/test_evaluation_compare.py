@@ -350,6 +350,16 @@ def test_a_checkpoint_of_another_normaliser_costs_its_own_contender_alone(
     assert "stale/run/checkpoint.safetensors is of another run" in done.broken["stale"]
 
 
+@pytest.mark.parametrize("text", ["actioncodec:embodiments=2", "xtokenizer:teacher=4:train.weights.teacher=0.1"])
+def test_what_needs_more_than_chunks_is_refused_before_anything_is_fitted(
+    demos: Any, training: Training, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(module, "_ready", lambda *args, **rest: pytest.fail("something was fitted"))
+    contenders = [Contender.parse("pq"), Contender.parse(text)]
+    with pytest.raises(ActionPieceError, match=r"needs '\w+' for every chunk, which a comparison has not"):
+        compare(demos, contenders, protocol=PROTOCOL, training=training)
+
+
 def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Training, tmp_path: Path) -> None:
     codec, longer = (Contender(name, "actionpiece", tiny(steps=steps)) for name, steps in (("codec", 3), ("longer", 6)))
     contenders = [codec, longer, Contender("never", "actionpiece", tiny()), Contender.parse("binning")]

@@ -221,12 +221,12 @@ def test_every_shape_of_results_becomes_a_whole_page(tmp_path, names, space, cha
 def test_a_training_elsewhere_is_told_by_its_stretches(tmp_path):
     results, drawings = made(["rvq", "quest"], TINY)
     far = {"from": 0, "to": 9_000, "device": "cuda", "gpu": "NVIDIA H200", "torch": "2.11.0"}
-    near = {"from": 9_000, "to": 10_000, "device": "cpu", "gpu": None, "torch": "2.13.0"}
+    near = {"from": 9_000, "to": 10_000, "device": "cpu", "gpu": None, "torch": "2.13.0", "products": "float32"}
     rvq, quest = (row["fitted_on"] for row in results["rows"])
     rvq |= {"fit_seconds": 3.0, "went_on_from_step": 9_000, "stretches": [far, near]}
     quest |= {"fit_seconds": 3.0, "went_on_from_step": 500}  # of a checkpoint that does not know
     page = written(tmp_path, results, drawings)
-    assert "<td>steps 0 to 9,000 on NVIDIA H200; steps 9,000 to 10,000 on a CPU</td>" in page
+    assert "<td>steps 0 to 9,000 on NVIDIA H200; steps 9,000 to 10,000 on a CPU, products of float32</td>" in page
     assert "<td>went on from step 500</td>" in page
 
 

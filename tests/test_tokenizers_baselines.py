@@ -208,8 +208,21 @@ def test_extras_are_checked_by_name_and_length() -> None:
     weights = {**BASELINES["xtokenizer"]["train"]["weights"], "teacher": 0.1}
     with pytest.raises(ActionPieceError, match=r"'teacher' must have 3 values for every chunk, not shape \(500, 2\)"):
         fit("xtokenizer", config("xtokenizer", {"teacher": 3}, weights=weights), extras={"teacher": np.zeros((500, 2))})
-    with pytest.raises(ActionPieceError, match="needs 'teacher' for every chunk"):
+    with pytest.raises(ActionPieceError, match="this xtokenizer needs 'teacher' for every chunk"):
         fit("xtokenizer", config("xtokenizer", {"teacher": 3}, weights=weights))
+    with pytest.raises(ActionPieceError, match="this actioncodec needs 'embodiment' for every chunk"):
+        fit("actioncodec", config("actioncodec", {"embodiments": 2}, continuous=3))  # before the first step
+    with pytest.raises(ActionPieceError, match="'embedding' came with the chunks, and the configuration has no obj"):
+        fit("actioncodec", extras={"embedding": np.zeros((500, 3))})
+
+
+def test_a_new_network_leaves_every_random_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("GPUs were seeded"))
+    before = torch.random.get_rng_state()
+    one, other, third = (new("oat")._new_codec(seed).state_dict() for seed in (1, 1, -2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not all(torch.equal(one[name], third[name]) for name in one)
 
 
 # --- OAT

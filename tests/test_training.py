@@ -329,6 +329,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch": 128, "companions": 2}, "a batch of 128 is not made of chunks with 2 companions"),
     ({"weights": {"neighbor_order": 1.0}}, "neighbor_order needs at least 2 companions"),
     ({"weights": {"neighbor_order": 1.0}, "companions": 1}, "neighbor_order needs at least 2 companions"),
+    ({"weights": {}}, "no objective has a weight above zero"),
+    ({"weights": {"reconstruction": 0.0}}, "no objective has a weight above zero"),
     ({"schedule": "linear"}, "schedule must be constant or cosine, not 'linear'"),
     ({"steps": 10, "continuous": 10}, "continuous"),  # the codebooks would never be started
     ({"steps": 10, "continuous": 11}, "continuous"),
@@ -346,8 +348,13 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 
 def test_settings_that_only_just_fit_are_taken() -> None:
     TrainConfig(batch=129, companions=2, weights={"neighbor_order": 1.0})
-    TrainConfig(weights={"neighbor_order": 0.0})
+    TrainConfig(weights={"reconstruction": 1e-9, "neighbor_order": 0.0})
     TrainConfig(steps=10, continuous=9, blend=1.0)
+
+
+def test_validation_chunks_of_another_length_are_refused_before_a_step_is_taken() -> None:
+    with pytest.raises(ActionPieceError, match="validation chunks have 7 steps, training chunks 8"):
+        ActionPieceTokenizer.fit(CHUNKS[:240], SPACE, tiny(), validation=CHUNKS[240:, :7])
 
 
 def test_an_objective_that_does_not_exist_is_named_before_a_step_is_taken() -> None:

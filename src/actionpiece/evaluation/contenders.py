@@ -117,8 +117,11 @@ def check_possible(contender: Contender, demos: Demos, training: Training) -> No
         _arguments(contender.maker, find_maker(contender.maker, "tokenizer"))
     elif contender.folder is not None:
         load(contender.folder)
-    else:
-        unfitted(contender, demos, training)
+    elif needed := unfitted(contender, demos, training).needs_extras:
+        raise ActionPieceError(
+            f"{contender.name} needs '{needed[0]}' for every chunk, which a comparison has not: fit it in Python, "
+            "and name its folder here"
+        )
 
 
 def with_steps(config: Any, steps: int) -> Any:

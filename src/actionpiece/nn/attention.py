@@ -20,7 +20,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) 
     short = q.shape[-2] * keys.shape[-2] <= _SHORT
     if short and q.is_cuda and torch.compiler.is_compiling():
         return written_out(q, keys, values, mask)
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # its kernel for these is three times slower
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # its kernel for these is the slower one
         with torch.autocast("cpu", enabled=False):
             read = F.scaled_dot_product_attention(q.float(), keys.float(), values.float(), mask)
         return read.to(values.dtype)

@@ -12,7 +12,8 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CPU_HALVES: bool = torch.cpu._is_avx512_bf16_supported()  # other CPUs only imitate them, slowly
+#: Whether this CPU has instructions for products of bfloat16; others imitate them, slowly.
+CPU_HALVES: bool = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
 
 
 def fast_halves(device: torch.device) -> bool:

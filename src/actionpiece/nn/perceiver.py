@@ -30,7 +30,7 @@ class CrossBlock(Block):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         q = self.query_norm(self.query(self.attention_norm(x)).unflatten(-1, (self.heads, -1)))
-        # LayerNorm gives float32 under autocast, and attention wants one type.
+        # Under a GPU's autocast LayerNorm gives float32, and attention wants one type.
         read = attend(q.to(values.dtype).transpose(1, 2), keys, values, mask)
         x = x + self.mix(read.transpose(1, 2).flatten(-2)) * self.scales[0]
         out: Tensor = x + self.feed(self.feed_norm(x)) * self.scales[1]

@@ -118,7 +118,7 @@ class ActionPolicy:
             raise ActionPieceError(f"there is no untrained model '{size}'; there are {', '.join(SIZES)}")
         text = text_tokenizer([*corpus, "user assistant Your task is . The robot's state is 0 1 2 3 4 5 6 7 8 9"])
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
             vlm = transformers().Qwen3VLForConditionalGeneration(qwen3vl_config(SIZES[size], text))
         return cls._new(vlm, text, tokenizer, config, seed)
 

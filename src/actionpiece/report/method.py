@@ -142,7 +142,8 @@ def _fit_time(fitted: Mapping[str, Any]) -> str:
 
 
 def _stretch(one: Mapping[str, Any]) -> str:
-    return f"steps {one['from']:,} to {one['to']:,} on {one['gpu'] or 'a CPU'}"
+    products = f", products of {one['products']}" if "products" in one else ""
+    return f"steps {one['from']:,} to {one['to']:,} on {one['gpu'] or 'a CPU'}{products}"
 
 
 def _files(data: Mapping[str, Any]) -> str:

@@ -57,7 +57,8 @@ class ActionCodecConfig:
         depth: layers of each.
         heads: attention heads.
         embodiments: robots that share codebooks; each has queries of its own. `fit` is told which chunk is whose among
-            its extras, as `embodiment`; see `for_embodiment`.
+            its extras, as `embodiment`; see `for_embodiment`. Steps without codebooks (`train.continuous`) share chunks
+            out among all queries.
         embodiment: whose chunks it encodes and decodes; validation figures of the training are of this one, too.
         quantizer_dropout: share of the chunks that keep only the first few residual levels in training: any number of
             them, all included.
@@ -215,6 +216,11 @@ class ActionCodecTokenizer(LearnedTokenizer):
 
     def _network(self) -> ActionCodecNetwork:
         return ActionCodecNetwork(self.horizon, self.space.dim, self.config)
+
+    @property
+    def needs_extras(self) -> tuple[str, ...]:
+        several, aligned = self.config.embodiments > 1, self.config.embedding > 0
+        return ("embodiment",) * several + ("embedding",) * aligned
 
     def _fit(self, x: Tensor, job: FitJob) -> None:
         check_extra(job.extras, "embedding", self.config.embedding)

@@ -111,12 +111,22 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         look = None
         if validation is not None:
             look = normalizer.normalize(chunks_tensor(validation, space.dim, dtype=torch.float32).detach().cpu())
+            if look.shape[1] != x.shape[1]:
+                raise ActionPieceError(f"validation chunks have {look.shape[1]} steps, training chunks {x.shape[1]}")
         known = cls._check_extras(extras or {}, len(x))
+        for name in tokenizer.needs_extras:
+            if name not in known:
+                raise ActionPieceError(f"this {cls.kind} needs '{name}' for every chunk: give it to `fit` as an extra")
         job = FitJob(seed, progress or (lambda fraction, what: None), look, run, resume, device, known)
         tokenizer._fit(normalizer.normalize(x), job)
         normalizer.clipped = 0  # training values do not count as out of range in use
         tokenizer.provenance = {"seed": seed, "chunks": len(x)}
         return tokenizer
+
+    @property
+    def needs_extras(self) -> tuple[str, ...]:
+        """What this configuration cannot be fitted without, of `takes_extras`."""
+        return ()
 
     @classmethod
     def _check_extras(cls, extras: Mapping[str, Any], count: int) -> dict[str, Tensor]:

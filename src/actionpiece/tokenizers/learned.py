@@ -50,7 +50,7 @@ class LearnedTokenizer(FixedLengthTokenizer):
     def _new_codec(self, seed: int) -> Any:
         """A network with weights drawn by the seed; the caller's random state stays as it was."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
             return self._network()
 
     @property
@@ -174,6 +174,8 @@ def check_baseline(
 
 def check_extra(extras: Mapping[str, Tensor], name: str, width: int) -> None:
     """Refuse what came under a name with the chunks, if it is not a row of this width for each."""
+    if name in extras and not width:
+        raise ActionPieceError(f"'{name}' came with the chunks, and the configuration has no objective for it")
     if name in extras and extras[name].shape[1:] != (width,):
         shape = tuple(extras[name].shape)
         raise ActionPieceError(f"'{name}' must have {width} values for every chunk, not shape {shape}")

@@ -165,6 +165,10 @@ class XTokenizer(LearnedTokenizer):
     def _network(self) -> XTokenizerNetwork:
         return XTokenizerNetwork(self.horizon, self.space.dim, self.config)
 
+    @property
+    def needs_extras(self) -> tuple[str, ...]:
+        return ("teacher",) if self.config.teacher else ()
+
     def _fit(self, x: Tensor, job: FitJob) -> None:
         check_extra(job.extras, "teacher", self.config.teacher)
         super()._fit(x, job)

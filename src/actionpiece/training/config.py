@@ -65,6 +65,8 @@ class TrainConfig:
         for name, weight in self.weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
                 raise ActionPieceError(f"the weight of {name} must be a number, zero or more, not {weight!r}")
+        if not any(self.weights.values()):
+            raise ActionPieceError("nothing is learned where no objective has a weight above zero")
         for name in ("steps", "batch", "start_chunks", "checkpoint_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
