@@ -23,8 +23,7 @@ from rich.console import Console
 
 import actionpiece
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.compare import file_name
-from actionpiece.evaluation.contenders import fit, fitting_chunks
+from actionpiece.evaluation.contenders import file_name, fit, fitting_chunks
 from actionpiece.evaluation.score import Protocol, ScoringSet, Training, environment
 from actionpiece.files import read_json, write_json, writing
 from actionpiece.metrics.fidelity import fidelity

@@ -158,6 +158,20 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
 
 
+def test_a_folder_with_the_name_of_a_recipes_tokenizer_is_not_passed_over(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.evaluation import recipes
+
+    monkeypatch.setitem(recipes.COMPARISONS, "classical", recipes._tables((recipes.Entry("binning"),)))
+    mine = tmp_path / "mine" / "binning"
+    assert run(["fit", "binning", "--bins", 4, "--data", demos, "--out", mine], monkeypatch) == 0
+    command = ["compare", "--recipe", "classical", "--data", demos, "--out", tmp_path / "out", "--n", 100]
+    assert run([*command, "--tokenizers", mine], monkeypatch) == 2
+    assert "'binning' is named twice" in " ".join(capsys.readouterr().err.split())
+    assert run([*command, "--tokenizers", "binning"], monkeypatch) == 0  # the very same
+
+
 def test_a_recipe_can_be_written_of_what_is_trained_so_far(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,8 @@ def test_a_contender_may_have_a_normaliser_of_its_own(demos: Any, training: Trai
         ("rvq:train.weights=5", "weights must be numbers by the names"),
         ("rvq:train.weights.commitment=abc", "the weight of commitment must be a number, zero or more, not 'abc'"),
         ("rvq:train.weights.commitment=-1", "the weight of commitment"),
+        ("rvq:train.clip=1e999", "learning_rate and clip must be positive and finite"),
+        ("pq:codes={[]}", "codes must be a whole number"),
         ("rvq:train.tensorboard=no", "tensorboard must be True or False, not 'no'"),
     ],
 )
@@ -181,9 +183,15 @@ def test_finished_contenders_are_neither_fitted_nor_scored_again(
     other = dataclasses.replace(PROTOCOL, n=100)
     with pytest.raises(ActionPieceError, match="made with another protocol"):
         compare(demos, [Contender.parse("binning")], protocol=other, training=training, cells=tmp_path / "cells")
-    (tmp_path / "cells" / "binning" / "cell.npz").write_bytes(b"PK")
-    with pytest.raises(ActionPieceError, match=r"cell\.npz cannot be read"):
-        run(demos, training, "binning", cells=tmp_path / "cells")
+    arrays = tmp_path / "cells" / "binning" / "cell.npz"
+    for damaged in (b"PK", arrays.read_bytes()[:-100]):
+        arrays.write_bytes(damaged)
+        with pytest.raises(ActionPieceError, match=r"cell\.npz cannot be read"):
+            run(demos, training, "binning", cells=tmp_path / "cells")
+    for damaged in ({}, [], None):
+        (arrays.parent / "cell.json").write_text(json.dumps(damaged))
+        with pytest.raises(ActionPieceError, match=r"cell\.json is not what a comparison keeps; remove"):
+            run(demos, training, "binning", cells=tmp_path / "cells")
 
 
 def test_a_cell_remembers_where_it_was_timed(
@@ -358,6 +366,21 @@ def test_what_needs_more_than_chunks_is_refused_before_anything_is_fitted(
     contenders = [Contender.parse("pq"), Contender.parse(text)]
     with pytest.raises(ActionPieceError, match=r"needs '\w+' for every chunk, which a comparison has not"):
         compare(demos, contenders, protocol=PROTOCOL, training=training)
+
+
+def test_two_that_would_be_kept_in_one_folder_are_refused(demos: Any, training: Training, tmp_path: Path) -> None:
+    kept = tmp_path / "tokenizers"
+    run(demos, training, "binning:bins=16", save=kept)
+    folder = kept / "binning_bins-16"
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ActionPieceError, match="'binning:bins=16' and 'binning_bins-16' would be kept in one folder"):
+        run(demos, training, "binning:bins=16", str(folder), save=kept)
+    with pytest.raises(ActionPieceError, match="'pq' is named twice"):
+        run(demos, training, "pq", "pq")
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(ActionPieceError, match=r"also holds README\.md, so it is not replaced; move it away"):
+        run(demos, training, "binning:bins=16", save=kept)  # before anything is fitted
+    assert (folder / "config.json").read_bytes() == before
 
 
 def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Training, tmp_path: Path) -> None:

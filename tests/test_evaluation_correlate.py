@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,25 @@ def test_a_replay_finds_its_errors_by_fingerprint_and_leaves_raw_commands_out(wr
         found = read([replay, write("scores.json", scores)])
         assert [(one.group, one.tokenizer, one.mse) for one in found] == [("fresh", f"{n}!", MSE[n]) for n in NAMES]
     assert [one.mse for one in read([replay])] == [None] * 4
+
+
+def test_a_name_is_no_answer_where_fingerprints_say_that_it_is_another(write: Any) -> None:
+    scores = compared()
+    scores["rows"][0] |= {"fingerprint": "another"}
+    replay, file = write("replay.json", replayed(SUCCESS)), write("scores.json", scores)
+    assert [one.mse for one in read([replay, file])] == [None, MSE["b"], MSE["c"], MSE["d"]]
+    del scores["rows"][0]["fingerprint"]
+    assert [one.mse for one in read([replay, write("scores.json", scores)])] == list(MSE.values())
+
+
+def test_code_from_elsewhere_has_no_fingerprint_and_is_known_by_name_alone(write: Any) -> None:
+    scores, replay = compared(), replayed(SUCCESS)
+    for one in (*scores["rows"], *replay["tokenizers"].values()):
+        one["fingerprint"] = "not known"
+    files = [write("replay.json", replay), write("scores.json", scores)]
+    assert [one.mse for one in read(files)] == list(MSE.values())
+    scores["rows"] = scores["rows"][:1]
+    assert [one.mse for one in read([files[0], write("scores.json", scores)])] == [MSE["a"], None, None, None]
 
 
 def test_rollouts_of_the_same_tasks_are_one_group(write: Any) -> None:
@@ -184,6 +204,10 @@ def test_a_json_table_says_the_same_as_csv(write: Any) -> None:
         ("t.json", {"hello": 1}, "is neither what compare, replay, rollout or ablate writes"),
         ("t.json", [1], "is neither"),
         ("t.json", "{", "not readable JSON"),
+        ("t.csv", TABLE.replace("0.3,20", f"{'9' * 400},20"), "row 2: prc must be a finite number"),
+        ("t.json", compared() | {"rows": [{"name": "a", "mse": math.nan, "prc": 1.0}]}, "t.json: a: mse must be a fin"),
+        ("t.json", compared() | {"rows": [{"name": "a", "mse": 1.0, "prc": True}]}, "t.json: a: prc must be a finite"),
+        ("t.json", ablated() | {"table": [{"row": "a", "mse": "abc", "prc": 1.0}]}, "mse must be a finite number"),
         ("t.json", compared(), "none has a column 'success'"),
     ],
 )

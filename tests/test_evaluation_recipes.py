@@ -85,6 +85,15 @@ def test_a_recipe_is_looked_for_once(
         resolve_once(file, "none", demos, training)
 
 
+def test_what_short_chunks_do_not_allow_is_missing_and_a_damaged_file_is_made_anew(demos: Any, tmp_path: Path) -> None:
+    short = Training.of(demos, 4)
+    (tmp_path / "recipe.json").write_text("[]")
+    found = resolve_once(tmp_path / "recipe.json", "classical", demos, short)
+    assert "spline" not in found.tables[0]["names"]
+    assert {"binning", "pq"} <= set(found.tables[0]["names"])
+    assert ("native", "spline") in [(one["table"], one["name"]) for one in found.missing]
+
+
 def test_the_recipes_name_every_tokenizer_there_is_and_only_settings_that_exist() -> None:
     named = {entry.name.partition(":")[0] for table in COMPARISONS["matched"] for entry in table.entries}
     assert named >= {*KINDS, *RECIPES} - {"small"}

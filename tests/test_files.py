@@ -12,7 +12,7 @@ import torch
 
 from actionpiece.arrays import chunks_tensor, to_tensor
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, sha256_of, write_json, writing, writing_folder
+from actionpiece.files import check_folder, read_json, sha256_of, write_json, writing, writing_folder
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,25 @@ def test_the_hash_of_several_files_is_that_of_their_contents(tmp_path: Path) -> 
 def make(folder: Path, text: str) -> None:
     with writing_folder(folder, "marker.json") as aside:
         (aside / "marker.json").write_text(text)
+
+
+def test_where_no_folder_can_be_is_said_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ActionPieceError, match="file is a file; a folder is to be written there"):
+        check_folder(file)
+    with pytest.raises(ActionPieceError, match=r"nothing can be written in .*file is no folder that may be changed"):
+        check_folder(file / "below" / "it")
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == [file]  # it only looks
+    monkeypatch.chdir(tmp_path)
+    check_folder(Path("new"))
+    monkeypatch.setattr(os, "access", lambda path, how: False)  # root may write anywhere
+    with pytest.raises(ActionPieceError, match="nothing can be written in new"):
+        check_folder(Path("new"))
 
 
 def test_a_folder_is_made_replaced_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

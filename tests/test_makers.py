@@ -20,6 +20,7 @@ class Thing:
 
 def make(): return Thing()
 def broken(): raise KeyError("nothing\\nthere")
+def leaves(): raise SystemExit(3)
 number = 5
 """
 
@@ -67,6 +68,7 @@ def test_a_module_is_imported(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("gone", "the thing '.*:gone' cannot be loaded: AttributeError"),
         ("number", "number is not a function"),
+        ("leaves", "the thing '.*:leaves' cannot be made: SystemExit: 3"),
         ("broken", "the thing '.*:broken' cannot be made: KeyError: 'nothing.nthere'"),
     ],
 )

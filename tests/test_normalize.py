@@ -110,6 +110,8 @@ def test_passing_leaves_values_beyond_the_range_and_clipping_counts_them() -> No
     clipping.normalize(values)
     assert clipping.clipped == 4
     assert passing.count_outside(values) == clipping.count_outside(values) == 2
+    for method in ("meanstd", "identity"):
+        assert Normalizer.fit(method, x).count_outside(values) is None  # there is no range to be outside of
 
 
 @pytest.mark.parametrize("method", ["meanstd", "identity"])

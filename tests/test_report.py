@@ -261,6 +261,16 @@ def test_many_tokenizers_with_long_names_fit(tmp_path):
     assert len(page) < 3_000_000
 
 
+def test_names_that_only_many_letters_tell_apart_widen_the_figures(tmp_path):
+    long = "rvq:train.steps=2000:train.batch=128:train.learning_rate={}:train.weight_decay=0.01:train.warmup=1000"
+    results, drawings = made([long.format(rate) for rate in (1e-3, 3e-3)], TINY)
+    page = written(tmp_path, results, drawings)
+    checked(page)
+    usual = written(tmp_path, *made(["pq", "fast"], TINY))
+    widths = [max(float(width) for width in re.findall(r'viewBox="0 0 ([\d.]+)', text)) for text in (page, usual)]
+    assert widths[0] > widths[1] + 100
+
+
 def test_same_input_gives_the_same_bytes_as_arrays_and_as_lists(tmp_path):
     results, drawings = made(["pq", "fast"], TINY)
     before = copy.deepcopy((results, drawings["chunks"]))

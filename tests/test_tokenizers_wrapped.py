@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,7 @@ def test_it_cannot_be_saved_fitted_or_named_by_a_hash(tmp_path: Path, libero_chu
     [
         ({"vocab_size": 1}, "vocab_size must be a whole number from 2 on"),
         ({"tokens_per_chunk": 0}, "tokens_per_chunk"),
+        ({"name": b"x"}, "name must be a text, not b'x'"),
         ({"encode": 3}, "encode must be a function"),
         ({"horizon": 0}, "horizon"),
     ],
@@ -195,6 +197,11 @@ def test_it_cannot_be_saved_fitted_or_named_by_a_hash(tmp_path: Path, libero_chu
 def test_settings_that_cannot_be_are_said(changes: dict, reason: str) -> None:
     with pytest.raises(ActionPieceError, match=reason):
         fixed(**changes)
+
+
+def test_sizes_may_be_numpys_and_are_written_as_numbers() -> None:
+    tok = fixed(vocab_size=np.int64(64))
+    assert json.loads(json.dumps(tok.settings))["vocab_size"] == 64
 
 
 def test_a_wrapped_tokenizer_answers_like_the_one_inside(libero_chunks: np.ndarray) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from actionpiece.errors import ActionPieceError
 
+NO_FINGERPRINT = "not known"  # of code from elsewhere
+
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
@@ -28,6 +30,15 @@ def writing(path: Path) -> Iterator[Path]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def check_folder(path: Path) -> None:
+    """An error if no files can be written in a folder at `path`, which need not be there yet: better known before."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if there == path and not path.is_dir():
+        raise ActionPieceError(f"{path} is a file; a folder is to be written there")
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ActionPieceError(f"nothing can be written in {path}: {there} is no folder that may be changed")
 
 
 def check_replaceable(path: Path, marker: str) -> None:

@@ -32,7 +32,7 @@ def find_maker(text: str, what: str) -> Callable[..., Any]:
         raise ActionPieceError(f"{place} does not exist")
     try:
         maker = getattr(_module(place), name)
-    except Exception as error:  # it is the user's code: whatever it raises, one sentence says so
+    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises, one sentence says so
         raise ActionPieceError(f"the {what} '{text}' cannot be loaded: {_said(error)}") from error
     if not callable(maker):
         raise ActionPieceError(f"the {what} '{text}' cannot be made: {name} is not a function")
@@ -47,11 +47,11 @@ def make(text: str, what: str, *arguments: Any, maker: Callable[..., Any] | None
         return maker(*arguments)
     except ActionPieceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ActionPieceError(f"the {what} '{text}' cannot be made: {_said(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

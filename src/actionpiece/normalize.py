@@ -115,8 +115,13 @@ class Normalizer:
         offset, scale = self._constants(normalized)
         return (normalized.double() * scale + offset).to(normalized.dtype)
 
-    def count_outside(self, actions: Any) -> int:
-        """How many values lie outside the fitted range, whatever the policy for them is."""
+    def count_outside(self, actions: Any) -> int | None:
+        """How many values lie outside [-1, 1] when normalised, whatever the policy for them is.
+
+        None where the method has no range.
+        """
+        if self.method not in _RANGED:
+            return None
         x = to_tensor(actions, dtype=torch.float64)
         offset, scale = self._constants(x)
         return int(_outside((x - offset) / scale).sum())

@@ -20,7 +20,7 @@ errors = Console(stderr=True)
 def progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
     """A progress bar on standard error, gone when done; standard output stays clean for results."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),

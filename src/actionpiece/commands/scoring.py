@@ -11,6 +11,7 @@ import tyro
 
 from actionpiece.commands.console import command_line, console, print_json, progress, say
 from actionpiece.errors import ActionPieceError
+from actionpiece.files import check_folder
 from actionpiece.options import DataOptions, ScoreOptions
 
 if TYPE_CHECKING:
@@ -120,9 +121,10 @@ def compare(
         raise ActionPieceError("--finished goes with --recipe, which keeps what is trained")
     if replay and known:
         raise ActionPieceError("--replay needs every tokenizer, and --known brings rows without: leave one of them out")
-    if out.exists() and not out.is_dir():
-        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    check_folder(out)
     demos, protocol = source.open(), scoring.protocol(horizon)
+    if replay and workers < 1:
+        raise ActionPieceError(f"at least one worker is needed, not {workers}")
     if replay:
         replayable(demos, split=scoring.split, most=replay)
     with progress() as show:
@@ -132,8 +134,9 @@ def compare(
         contenders = named
         if recipe:
             found = resolve_once(out / "recipe.json", recipe, demos, training, seed=seed, progress=show)
-            named = [one for one in named if one.name not in found.names]
-            contenders = [*map(Contender.parse, found.names), *named]
+            contenders = [Contender.parse(name) for name in found.names]
+            named = [one for one in named if one not in contenders]  # a folder of the same name is another one
+            contenders += named
         if steps is not None:
             contenders = [replace(one, config=with_steps(one.config, steps)) for one in contenders]
         comparison = run(
@@ -231,8 +234,7 @@ def ablate(
     from actionpiece.evaluation.ablate import ablate as run
     from actionpiece.evaluation.ablate import page
 
-    if out.exists() and not out.is_dir():
-        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    check_folder(out)
     demos = source.open()
     with progress() as show:
         show(0.0, "reading demonstrations")
@@ -280,8 +282,7 @@ def correlate(
     """
     from actionpiece.evaluation.correlate import analyse, write_correlation
 
-    if out.exists() and not out.is_dir():
-        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    check_folder(out)
     if not files:
         raise ActionPieceError("no files were named; `actionpiece correlate --help` says which there may be")
     results = analyse(files, success=success, by=by, resamples=resamples, seed=seed, command=command_line())
@@ -302,5 +303,5 @@ def show_rows(rows: list[dict[str, Any]], demos: Demos, scoring: ScoreOptions) -
     from actionpiece.report.tables import console_table
 
     kind = "generated demonstrations" if demos.generated else "demonstrations"
-    console.print(f"{rows[0]['n']:,} chunks of the {scoring.split} split of {demos.name} ({kind}), PRC@{scoring.k}")
+    say(f"{rows[0]['n']:,} chunks of the {scoring.split} split of {demos.name} ({kind}), PRC@{scoring.k}")
     console.print(console_table(rows))

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from actionpiece.commands.console import command_line, console, print_json, progress, say
 from actionpiece.errors import ActionPieceError
+from actionpiece.files import check_folder
 from actionpiece.options import DataOptions
 
 
@@ -114,8 +115,7 @@ def replay(
     from actionpiece.report.replay import show_replay
     from actionpiece.sim.make import expand, picture_notes, simulator
 
-    if out.exists() and not out.is_dir():
-        raise ActionPieceError(f"{out} is a file; a folder is to be written there")
+    check_folder(out)
     contenders = [Contender.parse(text) for text in tokenizer]
     check_names(contenders)
     demos = source.open()

@@ -13,7 +13,15 @@ from typing import Any
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError, BrokenRunsError
-from actionpiece.evaluation.contenders import Contender, check_names, check_possible, fit_together, ready, unreadable
+from actionpiece.evaluation.contenders import (
+    Contender,
+    check_names,
+    check_possible,
+    file_name,
+    fit_together,
+    ready,
+    unreadable,
+)
 from actionpiece.evaluation.kept import Scored, drawings, keep, kept, only
 from actionpiece.evaluation.known import Known, find_known
 from actionpiece.evaluation.replay import filmstrip, replay, replayable
@@ -22,6 +30,7 @@ from actionpiece.files import write_json, writing
 from actionpiece.sim.make import simulator
 from actionpiece.tokenizers import ActionTokenizer, load
 from actionpiece.tokenizers.base import Progress
+from actionpiece.tokenizers.saving import check_savable
 from actionpiece.training.checkpoint import saved_step
 
 
@@ -93,6 +102,8 @@ def compare(
             taken[contender.name] = row
             continue
         check_possible(contender, demos, training)
+        if save is not None and contender.kind is not None:
+            check_savable(save / file_name(contender.name))
     before = list(found)
     made: dict[str, ActionTokenizer] = {}
     new = [contender for contender in contenders if contender.name not in found | taken]
@@ -232,6 +243,11 @@ def replay_comparison(
         c.name: comparison.made.get(c.name) or load(c.folder or out / "tokenizers" / file_name(c.name))
         for c in contenders
     }
+    for row in results["rows"]:
+        if tokenizers[row["name"]].fingerprint() != row["fingerprint"]:
+            raise ActionPieceError(
+                f"the tokenizer {row['name']} under {out} is not the one that was scored; compare in another folder"
+            )
     replayed = replay(
         demos, tokenizers, episodes=chosen, journal=out / "replay.jsonl", workers=workers, progress=progress
     )
@@ -262,8 +278,3 @@ def write_comparison(out: Path, comparison: Comparison) -> list[Path]:
             write_report(aside, {**results, "rows": rows, "table": table}, only(pictures, table["names"]))
         reports.append(out / f"{table['name']}.html")
     return reports
-
-
-def file_name(name: str) -> str:
-    """A contender's name as a folder's."""
-    return name.replace(":", "_").replace("=", "-").replace("/", "_")

@@ -101,14 +101,26 @@ class Contender:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text  # a plain word
 
 
 def check_names(contenders: Sequence[Contender]) -> None:
-    """An error if two contenders go by the same name."""
-    if len({contender.name for contender in contenders}) < len(contenders):
-        raise ActionPieceError("a tokenizer is named twice; give each its own settings or folder name")
+    """An error if two contenders go by the same name, or would be kept in the same folder."""
+    taken: dict[str, str] = {}
+    for name in (contender.name for contender in contenders):
+        other = taken.get(file_name(name))
+        if other is not None:
+            said = (
+                f"'{name}' is named twice" if other == name else f"'{other}' and '{name}' would be kept in one folder"
+            )
+            raise ActionPieceError(f"{said}; give each its own settings or folder name")
+        taken[file_name(name)] = name
+
+
+def file_name(name: str) -> str:
+    """A contender's name as a folder's."""
+    return name.replace(":", "_").replace("=", "-").replace("/", "_")
 
 
 def check_possible(contender: Contender, demos: Demos, training: Training) -> None:

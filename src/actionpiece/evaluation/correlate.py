@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, sha256_of, write_json, writing
+from actionpiece.files import NO_FINGERPRINT, read_json, sha256_of, write_json, writing
 from actionpiece.metrics.correlation import LEAST, Group, correlate, normalized_ranks
 
 By = Literal["file", "task"]
@@ -43,7 +43,7 @@ class Evaluation:
 class _Scores:
     """Error and PRC of tokenizers, by fingerprint and by name; a name that stands for several values is no answer."""
 
-    found: dict[str, set[tuple[float, float]]] = field(default_factory=dict)
+    found: list[tuple[str | None, str | None, tuple[float, float]]] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
 
     def group(self, name: str, path: Path) -> str:
@@ -52,16 +52,20 @@ class _Scores:
         self.groups.add(own)
         return own
 
-    def add(self, mse: float | None, prc: float | None, *names: str | None) -> None:
+    def add(self, what: str, row: dict[str, Any], key: str | None, name: str | None) -> None:
+        """Take the figures of a row. key, name: the tokenizer's, where known."""
+        mse, prc = (_number(row.get(figure), f"{what}: {figure}") for figure in ("mse", "prc"))
         if mse is not None and prc is not None:
-            for name in filter(None, names):
-                self.found.setdefault(name, set()).add((mse, prc))
+            self.found.append((key, name, (mse, prc)))
 
     def fill(self, one: Evaluation) -> Evaluation:
         """The evaluation with the error and PRC that other files give for it."""
         if one.mse is not None and one.prc is not None:
             return one
-        known = self.found.get(one.key or "") or self.found.get(one.tokenizer) or set()
+        known = {figures for key, _, figures in self.found if one.key is not None and key == one.key}
+        if not known:  # a name is an answer unless both sides have a fingerprint: then it is another of that name
+            named = ((key, figures) for key, name, figures in self.found if name == one.tokenizer)
+            known = {figures for key, figures in named if key is None or one.key is None}
         if len(known) > 1:
             raise ActionPieceError(
                 f"the files give several errors for the tokenizer '{one.tokenizer}'; name only those of one data set"
@@ -129,12 +133,18 @@ def _table(path: Path, rows: Sequence[dict[str, Any]], column: str) -> Iterator[
         yield Evaluation(str(row["group"]), str(row["tokenizer"]), mse, prc, success)
 
 
+def _key(one: dict[str, Any]) -> str | None:
+    """What names a tokenizer beyond doubt; those of code from elsewhere have nothing of the kind."""
+    found = one.get("fingerprint")
+    return None if found == NO_FINGERPRINT else found
+
+
 def _number(value: Any, what: str) -> float | None:
     if value is None or value == "":
         return None
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ActionPieceError(f"{what} must be a finite number, not {value!r}")
@@ -154,23 +164,22 @@ def _rollout(path: Path, part: dict[str, Any], tokenizer: str | None, column: st
 
 def _ablation(path: Path, part: dict[str, Any], column: str, scores: _Scores) -> Iterator[Evaluation]:
     for cell in part["cells"]:
-        row = cell["row"]
-        scores.add(row["mse"], row["prc"], row.get("fingerprint"))
+        scores.add(str(path), cell["row"], _key(cell["row"]), None)
     for entry in part["table"]:
-        scores.add(entry["mse"], entry["prc"], entry["row"])
+        scores.add(str(path), entry, None, entry["row"])
     if any(column in entry for entry in part["table"]):
         group = scores.group(f"ablation on {part['data']['name']}", path)
         for entry in part["table"]:
-            value = _number(entry.get(column), f"{path}: {column}")
-            yield Evaluation(group, entry["row"], entry["mse"], entry["prc"], value)
+            mse, prc, value = (_number(entry.get(key), f"{path}: {key}") for key in ("mse", "prc", column))
+            yield Evaluation(group, entry["row"], mse, prc, value)
 
 
 def _compared(path: Path, part: dict[str, Any], column: str, by: By, scores: _Scores) -> Iterator[Evaluation]:
     """Rows of compare, with a replay or a column of success; or of replay, whose tokenizers are scored elsewhere."""
     rows = {row["name"]: row for row in part["rows"]}
     for name, row in rows.items():
-        scores.add(row.get("mse"), row.get("prc"), row.get("fingerprint"), name)
-    prints = {name: one["fingerprint"] for name, one in part.get("tokenizers", {}).items()}
+        scores.add(f"{path}: {name}", row, _key(row), name)
+    prints = {name: _key(one) for name, one in part.get("tokenizers", {}).items()}
     if "pairs" in part:  # a replay: the raw commands are no tokenizer
         rows = {name: row for name, row in rows.items() if name in prints}
     replayed = {row["name"]: row for row in part.get("replay", {}).get("rows", ())}

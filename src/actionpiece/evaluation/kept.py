@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,8 @@ def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
     if not (folder / CELL).is_file():
         return None
     saved = read_json(folder / CELL)
+    if not isinstance(saved, dict) or not isinstance(saved.get("about"), dict):
+        raise ActionPieceError(f"{folder / CELL} is not what a comparison keeps; remove {folder}")
     wanted = json.loads(json.dumps(about))  # tuples as lists, the way they come back from a file
     different = [key for key in wanted if saved["about"].get(key) != wanted[key]]
     if different:
@@ -62,7 +66,7 @@ def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
         with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:
             there = {name: arrays[name] for name in ("decoded", "errors", "rho", "counts")}
             return Scored(saved["row"], **there, environment=saved["environment"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ActionPieceError(f"{folder / _ARRAYS} cannot be read ({error}); remove {folder}") from None
 
 
@@ -111,7 +115,7 @@ def _picks(data: ScoringSet, errors: dict[str, np.ndarray]) -> list[tuple[int, s
         (int(row.argmax()), name, f"worst of {name}: its largest error of all {len(row)} chunks")
         for name, row in errors.items()
     ]
-    return [(int(off.argmin()), None, "typical: close to the median error of every tokenizer shown"), *worst]
+    return [(int(off.argmin()), None, "typical: close to the median error of every tokenizer that was scored"), *worst]
 
 
 def only(pictures: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def resolve_once(
         "tokenizers": [*KINDS, *RECIPES],
     }
     saved = read_json(file) if file.is_file() else None
-    if saved is not None and saved["about"] == about:
+    if isinstance(saved, dict) and saved.get("about") == about:
         return Resolved(saved["tables"], saved["missing"])
     found = resolve(COMPARISONS[name], demos, training, seed=seed, progress=progress)
     write_json(file, {"about": about, **dataclasses.asdict(found)})
@@ -192,9 +192,13 @@ def _contender(entry: Entry, bits: float | None, demos: Demos, training: Trainin
     kind = entry.name.partition(":")[0]
     if kind not in KINDS and kind not in RECIPES:
         raise _NotThereError("not in this version")
-    if bits is None:
-        return entry.name
     plain = Contender.parse(entry.name)
+    if bits is None:
+        try:
+            unfitted(plain, demos, training)
+        except ActionPieceError as error:  # chunks may be too short for its idea
+            raise _NotThereError(str(error)) from None
+        return entry.name
     settings = {field.name for field in dataclasses.fields(plain.config)}
     knob = next((knob for knob in entry.knobs if knob.setting in settings), None)
 

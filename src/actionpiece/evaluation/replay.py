@@ -82,6 +82,7 @@ def replayable(demos: Demos, *, tasks: Sequence[str] | None = None, split: str =
     """
     if most < 1:
         raise ActionPieceError(f"at least one episode of each task is needed, not {most}")
+    _check_whole(demos)
     starts = demos.starts
     there = sorted({start.task for start in starts if start is not None})
     if not there:
@@ -104,6 +105,11 @@ def replayable(demos: Demos, *, tasks: Sequence[str] | None = None, split: str =
     return sorted(chosen, key=lambda index: there.index(starts[index].task))  # type: ignore[union-attr]
 
 
+def _check_whole(demos: Demos) -> None:
+    if demos.drop_idle is not None:
+        raise ActionPieceError("demonstrations without their idle steps cannot be replayed: time would be missing")
+
+
 def replay(
     demos: Demos,
     tokenizers: dict[str, ActionTokenizer],
@@ -117,8 +123,7 @@ def replay(
 
     journal: a file of JSON lines, so that an interrupted replay can go on.
     """
-    if demos.drop_idle is not None:
-        raise ActionPieceError("demonstrations without their idle steps cannot be replayed: time would be missing")
+    _check_whole(demos)
     if RAW in tokenizers:
         raise ActionPieceError(f"a tokenizer cannot be called '{RAW}'")
     if not len(episodes):

@@ -88,7 +88,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     colours = {name: look.colour for name, look in looks([group["name"] for group in groups]).items()}
     markers = {name: look.marker for name, look in looks(names).items()}
     keys = min(max(len(groups), len(names)), _NAMED)
-    with rc_context({"svg.hashsalt": "actionpiece", "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": "actionpiece", "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(9, 5.3 + 0.2 * keys), facecolor=CARD)
         panels = figure.subplots(1, 2, sharey=True)
         for axes, key, label in zip(

@@ -25,6 +25,7 @@ Row = dict[str, Any]
 Looks = dict[str, Look]
 
 _WIDE, _TALL = 420, 350
+_NAME = 20  # letters of a name that have room
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -100,9 +101,11 @@ def _names(axes: Axes, names: Sequence[str]) -> None:
 
 def _ledger(names: Sequence[str], right: float) -> tuple[Figure, Axes]:
     """Axes with one line per tokenizer."""
-    short = distinct(names, 20)
-    left = 14 + 6.8 * max(map(len, short))
-    figure, axes = _panel(_WIDE, 58 + 25 * len(names), left=left, bottom=46, right=right, top=8)
+    short = distinct(names, _NAME)
+    longest = max(map(len, short))
+    wide = _WIDE + 6.8 * max(0, longest - _NAME)  # names that only many letters tell apart must not cost the figures
+    left = 14 + 6.8 * longest
+    figure, axes = _panel(wide, 58 + 25 * len(names), left=left, bottom=46, right=right, top=8)
     _names(axes, short)
     return figure, axes
 

@@ -28,7 +28,7 @@ def method(results: dict[str, Any]) -> str:
 <thead><tr><th scope="col">tokenizer</th><th scope="col">kind</th><th scope="col">vocabulary</th>
 <th scope="col">settings</th><th scope="col">fitted on</th><th scope="col">normaliser</th>
 <th scope="col">fitted in</th><th scope="col">seed</th>
-<th scope="col" title="Values of the scored chunks outside the range that was seen when fitting">outside range</th>
+<th scope="col" title="Values of the scored chunks beyond the normaliser's range">outside range</th>
 <th scope="col">fingerprint</th></tr></thead>
 <tbody>
 {"".join(_tokenizer(row, results["data"]) for row in results["rows"])}</tbody>
@@ -125,7 +125,7 @@ def _tokenizer(row: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         row["normalizer"],
         _fit_time(fitted),
         MISSING if row["seed"] is None else row["seed"],
-        f"{row['outside_range']:,} values",
+        MISSING if row["outside_range"] is None else f"{row['outside_range']:,} values",
         row["fingerprint"][:12],
     )
     figures = "".join(f"<td>{esc(text)}</td>" for text in shown)

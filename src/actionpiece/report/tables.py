@@ -192,7 +192,7 @@ def _of_group(name: str, key: str, factor: float = 1.0) -> Callable[[Row], float
 def _cost() -> list[Column]:
     part = "Cost of a chunk"
     tokens = "Tokens of one chunk, the mean where the number varies. Fewer are better."
-    bits = "Tokens times log2 of the vocabulary, the most that one chunk can say. Fewer are better."
+    bits = "Tokens times log2 of the ids that each may have, the most that one chunk can say. Fewer are better."
     return [
         Column(part, "tokens", "", tokens, _of("tokens_per_chunk"), "low", brief=1),
         Column(part, "bits", "", bits, _of("bits_per_chunk"), "low", 1, brief=1),

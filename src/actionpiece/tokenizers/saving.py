@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, writing_folder
+from actionpiece.files import check_replaceable, read_json, writing_folder
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
 
@@ -55,6 +55,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is bool or isinstance(value, bool):
         return hint is bool and isinstance(value, bool)
     return isinstance(value, (int, float) if hint is float else int)
+
+
+def check_savable(folder: Path) -> None:
+    """An error if a tokenizer cannot be saved there: it would cost something that is not a tokenizer of ours."""
+    check_replaceable(folder, CONFIG)
+    if (folder / CONFIG).exists():
+        _head(folder)  # any model's folder has a config.json
+        stray = sorted({file.name for file in folder.iterdir()} - {CONFIG, TENSORS})
+        if stray:
+            raise ActionPieceError(f"{folder} also holds {stray[0]}, so it is not replaced; move it away")
 
 
 class SavedFolder(nn.Module):
@@ -128,8 +138,7 @@ class SavedFolder(nn.Module):
             self._load_tensors({name: _halved(name, tensor) for name, tensor in self._contiguous().items()})
         head = {"format_version": FORMAT_VERSION, "actionpiece_version": __version__}
         rest = {"provenance": self.provenance, "fingerprint": self.fingerprint()}
-        if (folder / CONFIG).exists():
-            _head(folder)  # any model's folder has a config.json: one that is not ours is not replaced
+        check_savable(folder)
         with writing_folder(folder, marker=CONFIG) as aside:
             tensors = self._contiguous()
             save_file(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
+from actionpiece.files import NO_FINGERPRINT
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers.base import BLOCK, ActionTokenizer, FitJob
@@ -37,12 +38,15 @@ class WrappedConfig:
     tokens_per_chunk: int | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ActionPieceError(f"a wrapped tokenizer's name must be a text, not {self.name!r}")
         for what, value in (("vocab_size", self.vocab_size), ("tokens_per_chunk", self.tokens_per_chunk)):
             if value is None and what == "tokens_per_chunk":
                 continue
             least = 2 if what == "vocab_size" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
                 raise ActionPieceError(f"{self.name}: {what} must be a whole number from {least} on, not {value!r}")
+            object.__setattr__(self, what, int(value))  # JSON knows no other kind
 
 
 def wrap(
@@ -107,7 +111,7 @@ class _Wrapped(ActionTokenizer):
 
     def fingerprint(self) -> str:
         """Not known: what decides its ids is code from elsewhere."""
-        return "not known"
+        return NO_FINGERPRINT
 
     def save_pretrained(self, path: str | Path, *, half: bool = False) -> NoReturn:
         """An error: its code is not ours."""

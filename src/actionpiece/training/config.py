@@ -71,11 +71,11 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if (
-            not self.learning_rate > 0
-            or not self.clip > 0
+            not 0 < self.learning_rate < math.inf
+            or not 0 < self.clip < math.inf
             or min(self.warmup, self.weight_decay, self.continuous, self.settle) < 0
         ):
-            raise ActionPieceError("learning_rate and clip must be positive, no other setting negative")
+            raise ActionPieceError("learning_rate and clip must be positive and finite, no other setting negative")
         if self.continuous >= self.steps:
             raise ActionPieceError(
                 f"{self.continuous} steps without codebooks leave none of {self.steps} with them; lower `continuous`"
