@@ -17,6 +17,7 @@ import pytest
 from actionpiece import cli
 from actionpiece.data import generate
 from actionpiece.evaluation.contenders import Contender
+from actionpiece.space import ActionSpace
 from actionpiece.tokenizers import KINDS, RECIPES
 from tiny import tiny
 
@@ -156,6 +157,43 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     again = json.loads((out / "results.json").read_text())
     assert again["finished_before"] == ["binning", "binning:bins=5", "binning:normalizer=quantile"]
     assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
+
+
+def test_where_a_tokenizer_cannot_be_saved_is_said_before_the_fit(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actionpiece.evaluation import contenders
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": []}')  # somebody's model
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(contenders, "fit", lambda *args, **rest: pytest.fail("something was fitted"))
+        for out in (model, tmp_path / "file", tmp_path / "file" / "below"):
+            assert run(["fit", "binning", "--data", demos, "--out", out], monkeypatch) == 2
+            place = str(out.parent if out.name == "below" else out)
+            assert place in "".join(capsys.readouterr().err.split("\n"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert run(["fit", "binning", "--data", demos, "--out", "."], monkeypatch) == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_brackets_in_a_note_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = {**ActionSpace.preset("libero").to_dict(), "note": "units [m/s] and [/m]"}
+    (tmp_path / "space.json").write_text(json.dumps(space))
+    np.savez(tmp_path / "d [v2].npz", actions=np.random.default_rng(0).normal(size=(90, 7)), ep_len=[9] * 10)
+    flags = ["--data", tmp_path / "d [v2].npz", "--space", tmp_path / "space.json"]
+    assert run(["fit", "binning", *flags, "--out", tmp_path / "t"], monkeypatch) == 0
+    assert run(["inspect", tmp_path / "t"], monkeypatch) == 0
+    assert run(["eval", tmp_path / "t", *flags, "--n", 5, "--k", 2], monkeypatch) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "units [m/s] and [/m]" in shown
+    assert "split of d [v2] (demonstrations)" in shown
 
 
 def test_a_folder_with_the_name_of_a_recipes_tokenizer_is_not_passed_over(

@@ -67,6 +67,11 @@ def test_normalised_chunks_give_the_ids_that_raw_ones_give_the_tokenizer(process
     assert tokens == [row.tolist() for row in processor.tokenizer.encode(raw_chunks())]
 
 
+def test_chunks_may_be_a_tensor_of_any_precision(processor: FastProcessor) -> None:
+    chunks = torch.from_numpy(normal_chunks(processor)).bfloat16()
+    assert processor(chunks) == processor(chunks.float().numpy())
+
+
 def test_what_comes_back_is_normalised_and_close(processor: FastProcessor) -> None:
     chunks = normal_chunks(processor)
     decoded = processor.decode(processor(chunks), time_horizon=H, action_dim=D)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import h5py
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from actionpiece.data import open_demos
 from actionpiece.errors import ActionPieceError
+from actionpiece.space import ActionSpace
 
 
 def npz(path, lengths, dim=7, card=None, value=0.0):
@@ -102,10 +104,60 @@ def test_a_member_without_a_space_is_not_given_its_neighbours(tmp_path):
     assert demos.known_space is None
 
 
-def test_the_same_file_twice_is_refused(tmp_path):
+def test_the_same_file_twice_is_refused_however_it_is_spelled(tmp_path, monkeypatch):
+    npz(tmp_path / "sub" / "a.npz", [3])
+    npz(tmp_path / "b.npz", [3])
+    (tmp_path / "link.npz").symlink_to(tmp_path / "b.npz")
+    monkeypatch.chdir(tmp_path)
+    for one, other in [
+        (".", "sub/a.npz"),
+        ("b.npz", tmp_path / "b.npz"),
+        ("b.npz", "link.npz"),
+        ("b.npz", "sub/../b.npz"),
+    ]:
+        with pytest.raises(ActionPieceError, match="named twice"):
+            open_demos(one, other)
+
+
+def test_links_to_folders_and_names_in_capitals_are_read_and_circles_end(tmp_path):
+    npz(tmp_path / "elsewhere" / "a.npz", [3])
+    npz(tmp_path / "here" / "b.npz", [4])
+    (tmp_path / "here" / "b.npz").rename(tmp_path / "here" / "B.NPZ")
+    (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "here" / "round").symlink_to(tmp_path / "here")
+    demos = open_demos(tmp_path / "here")
+    assert sorted(demos.lengths.tolist()) == [3, 4]
+    assert open_demos(tmp_path / "here" / "B.NPZ").name == "B"
+
+
+def test_a_folder_that_may_not_be_entered_is_an_error(tmp_path, monkeypatch):
     npz(tmp_path / "a.npz", [3])
-    with pytest.raises(ActionPieceError, match="named twice"):
-        open_demos(tmp_path, tmp_path / "a.npz")
+    walk = os.walk
+
+    def refused(path, onerror, followlinks):
+        onerror(PermissionError(13, "Permission denied", str(tmp_path / "locked")))
+        yield from walk(path)
+
+    monkeypatch.setattr(os, "walk", refused)  # root may enter anything
+    with pytest.raises(ActionPieceError, match="locked cannot be looked into: Permission denied"):
+        open_demos(tmp_path)
+
+
+def test_a_folder_with_the_name_of_embedded_demonstrations_is_not_passed_over(tmp_path, monkeypatch):
+    npz(tmp_path / "recorded" / "a.npz", [3])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ActionPieceError, match=r"'recorded' is here, and is also what demonstrations .*give its whole"):
+        open_demos("recorded")
+    assert open_demos(tmp_path / "recorded").lengths.tolist() == [3]
+
+
+def test_the_fingerprint_knows_the_space_that_a_card_names(tmp_path):
+    npz(tmp_path / "a.npz", [3], card={"space": "mine.space.json"})
+    found = []
+    for name in ("libero", "bridge"):
+        (tmp_path / "mine.space.json").write_text(ActionSpace.preset(name).to_json())
+        found.append(open_demos(tmp_path / "a.npz").describe()["fingerprint"])
+    assert found[0] != found[1]
 
 
 def test_an_empty_folder_is_an_error(tmp_path):

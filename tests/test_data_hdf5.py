@@ -140,6 +140,19 @@ class TestBadInput:
             file["data/demo_0/actions"][1, 2] = np.nan
         self.fails("not finite", tmp_path / "a.hdf5")
 
+    @pytest.mark.parametrize("value", [3.0, "left", np.zeros(40), h5py.Empty("f")])
+    def test_actions_that_are_no_table(self, tmp_path, value):
+        with h5py.File(tmp_path / "a.hdf5", "w") as file:
+            file["action"] = value
+        self.fails(r"action has shape .*, but actions must be \(steps, columns\)", tmp_path / "a.hdf5")
+
+    @pytest.mark.parametrize("value", [np.bytes_(b"\xff\xfe"), "[" * 100_000, "{"])
+    def test_attributes_that_are_not_json_are_left_alone(self, tmp_path, value):
+        write_robomimic(tmp_path / "a.hdf5")
+        with h5py.File(tmp_path / "a.hdf5", "a") as file:
+            file["data"].attrs["env_args"] = value if len(value) < 60_000 else value[:60_000]
+        assert open_demos(tmp_path / "a.hdf5").rate is None
+
     def test_actions_that_are_text(self, tmp_path):
         with h5py.File(tmp_path / "a.hdf5", "w") as file:
             file["action"] = np.array([[b"left"], [b"right"]])

@@ -230,6 +230,15 @@ def test_another_column_can_be_the_action(tmp_path):
     check(open_demos(root, action_key="observation.state"), episodes)
 
 
+def test_instructions_may_hold_any_letter(tmp_path):
+    root = write_v2(tmp_path / "a", make_episodes())
+    path = root / "meta" / "episodes.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["tasks"] = ["up\u2028and\x85down"]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert open_demos(root).tasks[0] == "up\u2028and\x85down"
+
+
 class TestBadInput:
     def fails(self, match, path, **options):
         with pytest.raises(ActionPieceError, match=match) as caught:
@@ -266,6 +275,8 @@ class TestBadInput:
             ("[]", "line 6 must be a JSON object"),
             ('{"length": 3}', "episode_index of an episode must be a whole number"),
             ('{"episode_index": 0, "length": 3}', "lists episode 0 twice"),
+            (f'{{"episode_index": {10**400}, "length": 3}}', "episode_index of an episode must be a whole number"),
+            ("[" * 100_000, "line 6 is not valid JSON"),
             ('{"episode_index": 5, "length": "x"}', "length of an episode must be a whole number"),
             ('{"episode_index": 5, "length": 3}', "does not exist, but the metadata"),
         ],
@@ -275,6 +286,30 @@ class TestBadInput:
         with (root / "meta" / "episodes.jsonl").open("a") as handle:
             handle.write(line + "\n")
         self.fails(match, root)
+
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"chunks_size": 0.5}, "cannot be filled in: chunks_size is no whole number"),
+            ({"chunks_size": -1}, "cannot be filled in: chunks_size is no whole number"),
+            ({"data_path": "../a/data/episode_{episode_index:06d}.parquet"}, "it leads out of the folder"),
+            ({"data_path": "/data/episode_{episode_index:06d}.parquet"}, "it leads out of the folder"),
+        ],
+    )
+    def test_info_that_does_not_fit(self, tmp_path, changes, match):
+        root = write_v2(tmp_path / "a", make_episodes())
+        path = root / "meta" / "info.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        self.fails(match, root)
+
+    @pytest.mark.parametrize("numbers", [["0"] * 6, [0, 0, None, 0, 0, 0]])
+    def test_rows_that_do_not_say_whose_they_are(self, tmp_path, numbers):
+        root = write_v2(tmp_path / "a", make_episodes())
+        path = sorted((root / "data").rglob("*.parquet"))[0]
+        table = pq.read_table(path)
+        at = table.column_names.index("episode_index")
+        pq.write_table(table.set_column(at, "episode_index", pa.array(numbers)), path)
+        self.fails("episode_index must be a whole number in every row", root)
 
     @pytest.mark.parametrize("write", [write_v2, write_v3])
     @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,21 @@ class TestBadInput:
         (tmp_path / "a.npz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
         self.fails("git lfs pull", tmp_path / "a.npz")
 
+    def test_a_member_that_is_no_array(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+            file.writestr("actions", b"hello")
+        self.fails("actions is no array", tmp_path / "a.npz")
+
+    def test_a_header_that_is_no_header_or_lies(self, tmp_path):
+        for header in (
+            b"{'descr': '<f4', 'fortran_order': False, 'shape': (",
+            b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 7)}",
+        ):
+            data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+                file.writestr("actions.npy", data)
+            self.fails("not a whole npz", tmp_path / "a.npz")
+
     def test_a_bare_array(self, tmp_path):
         with (tmp_path / "a.npz").open("wb") as handle:
             np.save(handle, np.ones((3, 7)))
@@ -218,12 +234,15 @@ class TestBadInput:
             ({"ep_len": None}, "no array 'ep_len'"),
             ({"ep_len": np.array([5, 9])}, "ep_len adds up to 14 steps, but actions has 29 rows"),
             ({"ep_len": np.array([30, -1])}, "ep_len must be"),
+            ({"ep_len": np.array([2**63], np.uint64)}, "ep_len has 9223372036854775808 steps, but actions has 29"),
+            ({"ep_len": np.array([2**62] * 4 + [29])}, "ep_len has 4611686018427387904 steps"),
             ({"ep_len": np.array([14.5, 14.5])}, "ep_len must be"),
             ({"actions": np.zeros((0, 7)), "ep_len": np.zeros(0, int)}, "holds no episodes"),
             ({"actions": np.zeros(29)}, "must have shape"),
             ({"actions": np.full((29, 7), "x")}, "must be numbers"),
             ({"task": np.array(["one"])}, "one text per episode"),
             ({"meta": np.array("{")}, "meta is not valid JSON"),
+            ({"meta": np.array("[" * 100_000)}, "meta is not valid JSON"),
         ],
     )
     def test_arrays_that_do_not_fit(self, tmp_path, arrays, match):
@@ -242,6 +261,9 @@ class TestBadInput:
             ({"split": {"seed": 0, "test": 1}}, "split must give"),
             ({"split": {"seed": 0, "test": True, "validation": 1}}, "split must give"),
             ({"splits": {}}, "is it meant to be 'split'"),
+            ({"SPLIT": {}}, "is it meant to be 'split'"),
+            ({"rate": 10**400}, "rate must be"),
+            ({"clip": [10**400] * 7}, "positive bound"),
             ({"space": "robot"}, "'robot' is no action space"),
             ({"space": "aloha"}, "7 columns, but the action space 'aloha' has 14"),
             ({"space": 3}, "space must be"),

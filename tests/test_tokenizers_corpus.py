@@ -23,6 +23,20 @@ def tokenizers(demos: Demos) -> dict[str, ActionTokenizer]:
     return {kind: fit(kind, demos, training) for kind in ("binning", "fast")}
 
 
+def test_data_that_cannot_be_split_is_tokenized_all_the_same(
+    tokenizers: dict[str, ActionTokenizer], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name, lengths in (("a", [4] * 6), ("b", [4, 4])):
+        np.savez(tmp_path / "data" / f"{name}.npz", actions=np.zeros((sum(lengths), 7)), ep_len=lengths)
+    (tmp_path / "data" / "a.json").write_text('{"split": {"seed": 0, "test": 1, "validation": 1}}')
+    few = open_demos(tmp_path / "data", space="libero")
+    with pytest.raises(ActionPieceError, match="too few"):
+        few.split()
+    tokenize(tokenizers["binning"], few, tmp_path / "out")
+    assert set(pq.read_table(tmp_path / "out")["split"].to_pylist()) == {"all"}
+
+
 @pytest.mark.parametrize("kind", ["binning", "fast"])
 def test_the_shards_hold_what_encode_says(
     kind: str, demos: Demos, tokenizers: dict[str, ActionTokenizer], tmp_path: Path

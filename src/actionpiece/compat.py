@@ -39,7 +39,11 @@ class FastProcessor:
 
     def __call__(self, action_chunk: Any) -> list[list[int]]:
         """The token ids of normalised chunks (B, H, D); one chunk (H, D) counts as a batch of one."""
-        chunks = action_chunk.detach().cpu().numpy() if isinstance(action_chunk, Tensor) else np.asarray(action_chunk)
+        chunks = (
+            action_chunk.detach().cpu().float().numpy()
+            if isinstance(action_chunk, Tensor)
+            else np.asarray(action_chunk)
+        )
         ids = self.tokenizer.encode(chunks[None] if chunks.ndim == 2 else chunks, normalized=True)
         return [row.tolist() for row in ids]
 

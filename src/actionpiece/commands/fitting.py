@@ -32,11 +32,13 @@ def fit_command(name: str) -> Callable[..., None]:
     ) -> None:
         from actionpiece.evaluation.contenders import fit
         from actionpiece.evaluation.score import Training
-        from actionpiece.files import check_replaceable
-        from actionpiece.tokenizers.saving import CONFIG
+        from actionpiece.files import check_folder
+        from actionpiece.tokenizers.saving import check_savable
         from actionpiece.training import is_first, leave
 
-        check_replaceable(out, CONFIG)  # better known now than after the fit
+        place = out.absolute()  # "." has no name
+        check_savable(out)  # better known now than after the fit
+        check_folder(place.parent)
         demos = source.open()
         with progress() as show:
             show(0.0, "reading demonstrations")
@@ -48,7 +50,7 @@ def fit_command(name: str) -> Callable[..., None]:
                 config=config,
                 normalizer=normalizer,
                 seed=seed,
-                run=out.with_name(f"{out.name}.run"),
+                run=place.with_name(f"{place.name}.run"),
                 resume=resume,
                 device=device,
                 progress=lambda fraction, what: show(fraction, f"{name}: {what}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from actionpiece.space import ActionSpace
 class Card:
     """What is known about a data set beyond its numbers.
 
-    path: the card's file, None when there is none.
+    path: the card's file, None when there is none. space_path: that of the action space, where the card names one.
     space: the action space: in JSON a preset's name, `joints:N`, a path relative to the card, or written out.
     keep: name of the boolean array that says which episodes count: an array of an npz, a filter under `mask/` of a
         robomimic file, a column of LeRobot's episode metadata.
@@ -30,6 +31,7 @@ class Card:
     """
 
     path: Path | None = None
+    space_path: Path | None = None
     space: ActionSpace | None = None
     keep: str | None = None
     clip: tuple[float, ...] | None = None
@@ -38,6 +40,11 @@ class Card:
     ahead: int | None = None
     licence: str = ""
     note: str = ""
+
+    @property
+    def files(self) -> list[Path]:
+        """What it was read from."""
+        return [path for path in (self.path, self.space_path) if path is not None]
 
 
 # Keys that change numbers: a misspelled one must not pass for an unknown one, which would be ignored.
@@ -52,12 +59,13 @@ def read_card(path: Path) -> Card:
     if not isinstance(value, dict):
         raise ActionPieceError(f"{path} must be a data card, a JSON object")
     for key in value:
-        close = difflib.get_close_matches(key, _DECISIVE, 1, 0.8)
+        close = difflib.get_close_matches(key.lower(), _DECISIVE, 1, 0.8)
         if close and key not in _DECISIVE:
             raise ActionPieceError(f"{path}: the key '{key}' is not known; is it meant to be '{close[0]}'?")
     try:
         return Card(
             path=path,
+            space_path=_space_path(value.get("space"), path),
             space=_space(value.get("space"), path),
             keep=_text(value.get("keep")) or None,
             clip=_clip(value.get("clip")),
@@ -84,7 +92,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _positive(value: Any) -> float | None:
@@ -118,14 +126,19 @@ def _split(value: Any) -> SplitRule | None:
     return SplitRule(value["seed"], value["test"], value["validation"])
 
 
+def _space_path(value: Any, path: Path) -> Path | None:
+    return path.parent / value if isinstance(value, str) and value.endswith(".json") else None
+
+
 def _space(value: Any, path: Path) -> ActionSpace | None:
     if value is None:
         return None
     try:
         if isinstance(value, dict):
             return ActionSpace.from_dict(value)
-        if isinstance(value, str) and value.endswith(".json"):
-            return ActionSpace.from_json(path.parent / value)
+        elsewhere = _space_path(value, path)
+        if elsewhere is not None:
+            return ActionSpace.from_json(elsewhere)
         if isinstance(value, str):
             return ActionSpace.resolve(value)
     except ActionPieceError as error:

@@ -55,8 +55,8 @@ class Member:
         return str(self.reader.path or self.reader.name)
 
     def digest(self) -> str:
-        """sha256 of the files that hold its actions, and of its card."""
-        return self.reader.digest(*([self.card.path] if self.card.path else []))
+        """sha256 of the files that hold its actions, and of its card and the action space that this names."""
+        return self.reader.digest(*self.card.files)
 
     def raw(self, position: int) -> Actions:
         """The actions of a kept episode as stored."""

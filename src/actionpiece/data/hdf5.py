@@ -44,9 +44,11 @@ class Hdf5Reader(Reader):
             shapes = [(name, file[name].shape) for name in self._datasets]
             attributes = dict(file["data"].attrs) if isinstance(file.get("data"), h5py.Group) else {}
         for name, shape in shapes:
-            if len(shape) != 2 or shape[1] != shapes[0][1][-1]:
+            if shape is None or len(shape) != 2:
+                raise ActionPieceError(f"{path}: {name} has shape {shape}, but actions must be (steps, columns)")
+            if shape[1] != shapes[0][1][1]:
                 raise ActionPieceError(
-                    f"{path}: {name} has shape {shape}, but every episode must be (steps, {shapes[0][1][-1]})"
+                    f"{path}: {name} has shape {shape}, but every episode must be (steps, {shapes[0][1][1]})"
                 )
         self.lengths = as_lengths([shape[0] for _, shape in shapes], str(path))
         self.dim = int(shapes[0][1][1])
@@ -86,7 +88,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except (OSError, KeyError, RuntimeError) as error:  # what h5py raises for a damaged file
+    except (OSError, KeyError, RuntimeError, MemoryError) as error:  # what h5py raises for a damaged file
         raise unreadable(path, "HDF5", error) from None
 
 
@@ -117,6 +119,6 @@ def _json_attribute(attributes: dict[str, Any], name: str) -> dict[str, Any]:
     """A JSON attribute as a dict, empty when it is absent or something else: instructions and rates are a courtesy."""
     try:
         value = json.loads(_as_text(attributes.get(name, "{}")))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no text, no JSON, or JSON without an end
         return {}
     return value if isinstance(value, dict) else {}

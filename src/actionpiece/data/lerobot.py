@@ -100,7 +100,12 @@ class LeRobotReader(Reader):
                         f" holds episode {index}"
                     )
                 return files[0]
-            numbers = {"episode_index": index, "episode_chunk": index // int(self._info.get("chunks_size") or 1000)}
+            size = self._info.get("chunks_size") or 1000
+            if type(size) is not int or size < 1:
+                raise ValueError("chunks_size is no whole number")
+            if Path(template).is_absolute() or ".." in Path(template).parts:
+                raise ValueError("it leads out of the folder")
+            numbers = {"episode_index": index, "episode_chunk": index // size}
             if row.get("data/file_index") is not None:
                 numbers["file_index"] = _whole(row, "data/file_index", self._root)
                 numbers["chunk_index"] = _whole({"data/chunk_index": 0, **row}, "data/chunk_index", self._root)
@@ -244,7 +249,7 @@ def _episode_rows(root: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ActionPieceError(f"{path} is not readable text: {error}") from None
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 rows.append(_json_line(path, number, line))
     return rows
@@ -253,7 +258,7 @@ def _episode_rows(root: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
 def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ActionPieceError(f"{path}: line {number} is not valid JSON: {error}") from None
     if not isinstance(row, dict):
         raise ActionPieceError(f"{path}: line {number} must be a JSON object")
@@ -263,7 +268,7 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 def _whole(row: dict[str, Any], key: str, root: Path) -> int:
     value = row.get(key)
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(number) or number != int(number) or number < 0:
+    if not 0 <= number <= 2**53 or number != int(number):
         raise ActionPieceError(f"{root}: {key} of an episode must be a whole number, not {value!r}")
     return int(number)
 
@@ -299,7 +304,10 @@ def _load(path: Path, key: str) -> Block:
     actions = as_actions(_matrix(table[key], f"{path}: {key}"), f"{path}: {key}")
     if "episode_index" not in table.column_names:
         return actions, np.empty(0, np.int64)
-    numbers = table["episode_index"].to_numpy().astype(np.int64)
+    column = table["episode_index"]
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise ActionPieceError(f"{path}: episode_index must be a whole number in every row")
+    numbers = column.to_numpy().astype(np.int64)
     if (np.diff(numbers) < 0).any():
         order = np.argsort(numbers, kind="stable")
         actions, numbers = actions[order], numbers[order]
@@ -314,9 +322,9 @@ def _matrix(column: Any, where: str) -> npt.NDArray[Any]:
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         widths = pc.unique(pc.list_value_length(array)).to_pylist()
-        if len(widths) != 1:
+        if len(widths) > 1:
             raise ActionPieceError(f"{where} holds rows of different widths: {', '.join(map(str, sorted(widths)))}")
-        array, width = array.flatten(), widths[0]
+        array, width = array.flatten(), widths[0] if widths else 0
     else:
         width = 1  # LeRobot stores an action of one number as a plain column
     if array.null_count or not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):

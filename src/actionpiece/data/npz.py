@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +14,19 @@ import numpy.typing as npt
 
 from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, as_rate, unreadable
 from actionpiece.errors import ActionPieceError
+
+#: What numpy raises for files that are damaged, encrypted, compressed otherwise, or lie about their size.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class NpzReader(Reader):
@@ -30,6 +44,8 @@ class NpzReader(Reader):
         ep_len = _load(path, "ep_len")
         if ep_len.ndim != 1 or ep_len.dtype.kind not in "ui" or (ep_len < 0).any():
             raise ActionPieceError(f"{path}: ep_len must be a list of whole numbers, one per episode")
+        if (ep_len > total).any():  # the sum of such might come round to the total
+            raise ActionPieceError(f"{path}: ep_len has {ep_len.max()} steps, but {self._key} has {total} rows")
         self.lengths = as_lengths(ep_len.tolist(), str(path))
         if self.lengths.sum() != total:
             raise ActionPieceError(
@@ -65,7 +81,7 @@ class NpzReader(Reader):
             return {}
         try:
             meta = json.loads(str(_load(self._path, "meta")))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ActionPieceError(f"{self.path}: meta is not valid JSON: {error}") from None
         return meta if isinstance(meta, dict) else {}
 
@@ -88,7 +104,7 @@ class NpzReader(Reader):
 def _open(path: Path) -> Any:
     try:
         archive = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise unreadable(path, "npz", error) from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ActionPieceError(f"{path} is a single array, not an npz file with actions and ep_len")
@@ -106,6 +122,8 @@ def _load(path: Path, name: str) -> npt.NDArray[Any]:
             raise ActionPieceError(f"{path} has no array '{name}'; it has {', '.join(archive.files) or 'none'}")
         try:
             array: npt.NDArray[Any] = archive[name]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGED as error:
             raise unreadable(path, "npz", error) from None
+    if not isinstance(array, np.ndarray):
+        raise ActionPieceError(f"{path}: {name} is no array")
     return array

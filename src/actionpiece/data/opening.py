@@ -44,15 +44,21 @@ def open_demos(
     cache = Cache()
     members: list[Member] = []
     for text in paths:
+        if str(text) in (GENERATED, RECORDED) and Path(text).exists():
+            raise ActionPieceError(
+                f"'{text}' is here, and is also what demonstrations that come with the package are called: give its"
+                " whole path, or give it another name"
+            )
         if str(text) == GENERATED:
             members.append(_generated())
             continue
         for path, label in [(_EMBEDDED, RECORDED)] if str(text) == RECORDED else _find(Path(text)):
             reader, card = _read(path, cache, action_key)
             members.append(Member.of(reader, card, label))
-    where = [member.where for member in members]
+    where = [str(member.reader.path.resolve()) if member.reader.path else member.where for member in members]
     if len(set(where)) < len(where):  # the copies would end up on both sides of the split
-        raise ActionPieceError(f"{next(w for w in where if where.count(w) > 1)} was named twice")
+        twice = next(member.where for member, place in zip(members, where, strict=True) if where.count(place) > 1)
+        raise ActionPieceError(f"{twice} was named twice")
     resolved = ActionSpace.resolve(space) if isinstance(space, str) else space
     names = [str(text) if str(text) in (GENERATED, RECORDED) else _short(Path(text)) for text in paths]
     return Demos("+".join(dict.fromkeys(names)), members, resolved, drop_idle, action_key)
@@ -64,7 +70,12 @@ def _generated() -> Member:
 
 
 def _short(path: Path) -> str:
-    return path.stem if path.suffix in _SUFFIXES else path.resolve().name
+    return path.stem if _is_file(path) else path.resolve().name
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is called like a file of demonstrations."""
+    return path.suffix.lower() in _SUFFIXES
 
 
 def _is_lerobot(folder: Path) -> bool:
@@ -74,7 +85,7 @@ def _is_lerobot(folder: Path) -> bool:
 def _find(path: Path) -> list[tuple[Path, str]]:
     """The files and LeRobot folders at `path`, each with a label that holds no machine's path."""
     if path.is_file():
-        if path.suffix not in _SUFFIXES:
+        if not _is_file(path):
             raise ActionPieceError(f"{path} is not a known kind of file: give {_KNOWN}")
         return [(path, path.name)]
     if not path.is_dir():
@@ -83,17 +94,26 @@ def _find(path: Path) -> list[tuple[Path, str]]:
     if _is_lerobot(path):
         return [(path, root)]
     found: list[Path] = []
-    for folder, folders, files in os.walk(path):
+    seen: set[Path] = set()
+    for folder, folders, files in os.walk(path, onerror=_no_entry, followlinks=True):
+        if Path(folder).resolve() in seen:  # links may lead in a circle
+            folders.clear()
+            continue
+        seen.add(Path(folder).resolve())
         if _is_lerobot(Path(folder)):
             folders.clear()
             found.append(Path(folder))
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]  # caches and version control
-        found.extend(Path(folder) / name for name in files if Path(name).suffix in _SUFFIXES and name[0] != ".")
+        found.extend(Path(folder) / name for name in files if _is_file(Path(name)) and name[0] != ".")
     if not found:
         raise ActionPieceError(f"{path} holds no demonstrations: no .npz, .hdf5 or .h5 file and no LeRobot folder")
     found.sort(key=lambda member: natural_key(member.relative_to(path).as_posix()))
     return [(member, f"{root}/{member.relative_to(path).as_posix()}") for member in found]
+
+
+def _no_entry(error: OSError) -> None:
+    raise ActionPieceError(f"{error.filename} cannot be looked into: {error.strerror}")
 
 
 def _read(path: Path, cache: Cache, action_key: str | None) -> tuple[Reader, Card]:
@@ -103,7 +123,7 @@ def _read(path: Path, cache: Cache, action_key: str | None) -> tuple[Reader, Car
 
         return LeRobotReader(path, cache, action_key), read_card(path / "actionpiece.json")
     card = read_card(path.with_suffix(".json"))
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return NpzReader(path, cache, action_key), card
     from actionpiece.data.hdf5 import Hdf5Reader
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -144,7 +145,7 @@ def as_lengths(values: list[int], where: str) -> Indices:
 
 def as_rate(value: Any) -> float | None:
     """A control rate in Hz; None for anything that is not a positive finite number."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
     return float(value) if known else None
 
 

@@ -41,21 +41,23 @@ def show_tokenizer(console: Console, facts: dict[str, Any]) -> None:
         f"[bold]{facts['kind']}[/bold]: {tokens} tokens of {facts['vocab_size']} for {facts['horizon']} steps"
     )
     table = _facts_table()
-    table.add_row("token order", facts["token_order"])
-    table.add_row("prefix decoding", "yes" if facts["has_prefix"] else "no")
-    table.add_row("settings", ", ".join(f"{k}={v}" for k, v in facts["config"].items()) or "none")
+    table.add_fact("token order", facts["token_order"])
+    table.add_fact("prefix decoding", "yes" if facts["has_prefix"] else "no")
+    table.add_fact("settings", ", ".join(f"{k}={v}" for k, v in facts["config"].items()) or "none")
     rate = f"{space['rate']:g} Hz" if space["rate"] else "rate unknown"
-    table.add_row("action space", f"{space['name']} ({rate}): {space['note']}")
+    table.add_fact("action space", f"{space['name']} ({rate}): {space['note']}")
     for group in space["groups"]:
         scale = facts["physical_scales"][group["name"]]
-        table.add_row(f"  {group['name']}", f"columns {_columns(group['columns'])}, physical scale {scale:.4g}")
-    table.add_row("normaliser", f"{facts['normalizer']['method']}, out of range: {facts['normalizer']['out_of_range']}")
-    table.add_row("learned values", f"{facts['values']:,}")
+        table.add_fact(f"  {group['name']}", f"columns {_columns(group['columns'])}, physical scale {scale:.4g}")
+    table.add_fact(
+        "normaliser", f"{facts['normalizer']['method']}, out of range: {facts['normalizer']['out_of_range']}"
+    )
+    table.add_fact("learned values", f"{facts['values']:,}")
     data = facts["provenance"].get("data")
     if data:
         kind = " (generated demonstrations)" if data.get("generated") else ""
-        table.add_row("fitted on", f"{data['name']}{kind}, {facts['provenance'].get('chunks', 0):,} chunks")
-    table.add_row("fingerprint", facts["fingerprint"][:16])
+        table.add_fact("fitted on", f"{data['name']}{kind}, {facts['provenance'].get('chunks', 0):,} chunks")
+    table.add_fact("fingerprint", facts["fingerprint"][:16])
     console.print(table)
 
 
@@ -65,8 +67,15 @@ def _columns(columns: list[int]) -> str:
     return ", ".join(map(str, columns))
 
 
-def _facts_table() -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+class _Facts(Table):
+    """A table of plain text: what users have written may hold brackets."""
+
+    def add_fact(self, label: str, text: object) -> None:
+        self.add_row(Text(label), Text(str(text)))
+
+
+def _facts_table() -> _Facts:
+    table = _Facts(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     return table
@@ -77,13 +86,13 @@ def show_kinds(console: Console, kinds: list[dict[str, Any]], trained: list[str]
     console.print("[bold]Tokenizers[/bold]  (actionpiece fit NAME --help shows the settings of each)")
     table = _facts_table()
     for kind in kinds:
-        table.add_row(kind["name"], kind["about"])
+        table.add_fact(kind["name"], kind["about"])
     console.print(table)
     console.print(f"\n[bold]Trained[/bold]  (actionpiece.load(NAME); actionpiece inspect NAME)\n{', '.join(trained)}")
     console.print("\n[bold]Action spaces[/bold]  (--space NAME; or joints:N, or a JSON file of your own)")
     table = _facts_table()
     for space in spaces:
-        table.add_row(space["name"], f"{space['dim']} columns: {space['about']}")
+        table.add_fact(space["name"], f"{space['dim']} columns: {space['about']}")
     console.print(table)
 
 
@@ -95,16 +104,16 @@ def show_data(console: Console, facts: dict[str, Any]) -> None:
     )
     length, table = facts["length"], _facts_table()
     rate = f"{facts['rate']:g} Hz" if facts["rate"] else "unknown"
-    table.add_row("episode length", f"{length['min']} to {length['max']} steps, median {length['median']:g}")
-    table.add_row("control rate", rate)
-    table.add_row("action space", facts["space"] or "not known: pass --space, or write a data card")
-    table.add_row("instructions", str(facts["tasks"]) if facts["tasks"] else "not named")
-    table.add_row(
+    table.add_fact("episode length", f"{length['min']} to {length['max']} steps, median {length['median']:g}")
+    table.add_fact("control rate", rate)
+    table.add_fact("action space", facts["space"] or "not known: pass --space, or write a data card")
+    table.add_fact("instructions", str(facts["tasks"]) if facts["tasks"] else "not named")
+    table.add_fact(
         "idle steps", f"{facts['idle_share']:.1%} ({facts['idle_rule']}), repeated {facts['repeated_share']:.1%}"
     )
     for label in ("licence", "note"):
         if facts[label]:
-            table.add_row(label, Text(facts[label]))
+            table.add_fact(label, facts[label])
     console.print(table)
     columns = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("column", "min", "q01", "mean", "q99", "max", "std", ""):

@@ -64,8 +64,8 @@ def tokenize(
         "shards": shards,
         "chunks_per_shard": shard,
     }
-    _claim(out, manifest)
     splits = _split_names(demos)
+    _claim(out, manifest)
     for number, name in enumerate(shards):
         first, last = number * shard, min((number + 1) * shard, len(chunks))
         path = out / name
@@ -117,8 +117,10 @@ def _rows(path: Path) -> int:
 def _split_names(demos: Demos) -> np.ndarray:
     """Which split each episode belongs to; `all` where the data cannot be split."""
     names = np.full(len(demos), "all", dtype="<U10")
-    if len(demos) >= 3 or any(member.card.split for member in demos.members):
+    try:
         split = demos.split()
-        for name in ("train", "validation", "test"):
-            names[getattr(split, name)] = name
+    except ActionPieceError:  # the manifest says why
+        return names
+    for name in ("train", "validation", "test"):
+        names[getattr(split, name)] = name
     return names
