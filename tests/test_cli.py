@@ -178,7 +178,8 @@ def test_where_a_tokenizer_cannot_be_saved_is_said_before_the_fit(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert run(["fit", "binning", "--data", demos, "--out", "."], monkeypatch) == 0
-    assert sorted(path.name for path in Path().iterdir()) == ["config.json", "model.safetensors"]
+    there = sorted(path.name for path in (tmp_path / "empty").iterdir())  # the folder was replaced
+    assert there == ["config.json", "model.safetensors"]
 
 
 def test_brackets_in_a_note_are_shown_as_they_are(
@@ -186,7 +187,7 @@ def test_brackets_in_a_note_are_shown_as_they_are(
 ) -> None:
     space = {**ActionSpace.preset("libero").to_dict(), "note": "units [m/s] and [/m]"}
     (tmp_path / "space.json").write_text(json.dumps(space))
-    np.savez(tmp_path / "d [v2].npz", actions=np.random.default_rng(0).normal(size=(90, 7)), ep_len=[9] * 10)
+    np.savez(tmp_path / "d [v2].npz", actions=np.random.default_rng(0).normal(size=(200, 7)), ep_len=[20] * 10)
     flags = ["--data", tmp_path / "d [v2].npz", "--space", tmp_path / "space.json"]
     assert run(["fit", "binning", *flags, "--out", tmp_path / "t"], monkeypatch) == 0
     assert run(["inspect", tmp_path / "t"], monkeypatch) == 0
@@ -507,6 +508,17 @@ def test_lines_of_help_are_full(
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, actionpiece.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: object, **rest: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", broken)
+    assert run(["list"], monkeypatch) == 2
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error() -> None:

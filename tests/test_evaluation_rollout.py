@@ -11,7 +11,7 @@ import pytest
 
 from actionpiece import ActionPieceError
 from actionpiece.cli import run
-from actionpiece.evaluation.rollout import Rollout, load_policy, paired, rollout, start_seed, summary
+from actionpiece.evaluation.rollout import Rollout, load_policy, paired, read_other, rollout, start_seed, summary
 from actionpiece.evaluation.rollout import run as run_one
 from actionpiece.sim.rendering import choose_backend
 from actionpiece.sim.tasks import TASKS
@@ -153,6 +153,20 @@ def test_paired_tests_take_the_starts_both_have() -> None:
     assert paired(first, second) == {"starts": 5, "both": 0, "only_first": 5, "only_second": 0, "p": 0.0625}
 
 
+def test_only_a_rollout_can_be_paired_with_and_it_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    with pytest.raises(ActionPieceError, match="holds no rollout"):
+        read_other(tmp_path)
+    good = {"key": "a", "success": True}
+    file.write_text(json.dumps(good) + "\n" + '{"key": "b", "succ')  # it is under way
+    before = file.read_bytes()
+    assert read_other(tmp_path) == [good]
+    assert file.read_bytes() == before
+    file.write_text(json.dumps({"key": "a", "raw": {}}) + "\n")  # a replay's
+    with pytest.raises(ActionPieceError, match="do not say whether they succeeded"):
+        read_other(tmp_path)
+
+
 def test_the_command_prints_and_writes(
     policies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +178,14 @@ def test_the_command_prints_and_writes(
     assert results["overall"]["episodes"] == 1
     run(["rollout", *flags, "--out", str(tmp_path / "a"), "--against", str(tmp_path / "a"), "--json"])
     assert json.loads(capsys.readouterr().out)["against"]["p"] == 1.0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "episodes.jsonl").write_text('{"key": "another start", "success": true}\n')
+    (tmp_path / "a" / "results.json").unlink()
+    with pytest.raises(ActionPieceError, match="no finished start in common"):
+        run(["rollout", *flags, "--out", str(tmp_path / "a"), "--against", str(elsewhere)])
+    assert "0 of 1" in capsys.readouterr().out  # what there is is shown and kept all the same
+    assert (tmp_path / "a" / "results.json").is_file()
     with pytest.raises(ActionPieceError, match="another execute"):
         run(["rollout", *flags, "--out", str(tmp_path / "a"), "--execute", "4"])
     with pytest.raises(ActionPieceError, match="no task 'fly'"):

@@ -55,6 +55,10 @@ def test_the_format_is_openpis() -> None:
         msgpack.packb({b"__ndarray__": True, b"data": b"1234", b"dtype": "<f4", b"shape": (2,)}),
         msgpack.packb({b"__ndarray__": True, b"data": b"12345678", b"dtype": "|O", b"shape": (1,)}),
         msgpack.packb({b"__ndarray__": True, b"data": b"1234", b"dtype": "nonsense", b"shape": (1,)}),
+        *(
+            msgpack.packb({b"__ndarray__": True, b"data": b"1234", b"dtype": name, b"shape": (1,)})
+            for name in ("|n,,", "<f4\n", "<f", "<M8", "<f4,", "<f99")  # numpy would parse some of these
+        ),
         msgpack.packb({b"__ndarray__": True, b"data": b"1234", b"dtype": "<f4"}),
         msgpack.packb({b"__ndarray__": True, b"data": b"1234", b"dtype": "<f4", b"shape": (-1, -1)}),
     ],
@@ -121,6 +125,8 @@ def test_a_server_of_this_machine_is_not_looked_for_through_a_proxy(monkeypatch:
         ("Traceback (most recent call last):\nValueError: no such prompt", "reports an error: ValueError: no such"),
         (msgpack.packb([1]), "answered with list, not a map"),
         (msgpack.packb({"a": 1}), "without 'actions'"),
+        (msgpack.packb({"actions": "abc"}), "'actions' that are no numbers"),
+        (msgpack.packb({"actions": [[1.0], [1.0, 2.0]]}), "'actions' that are no numbers"),
         (b"\xc1", "not well-formed"),
     ],
 )
@@ -130,6 +136,30 @@ def test_a_server_in_trouble_is_an_error_and_never_a_command(answer: bytes | str
         with pytest.raises(ActionPieceError, match=what):
             policy.act({"prompt": "lift"})
         policy.close()
+
+
+def test_after_an_error_a_new_connection_is_made() -> None:
+    """openpi's servers hang up when they have said what went wrong."""
+    from actionpiece.policy.robot_client import PolicyError, RobotClient
+
+    answers = ["ValueError: no such prompt", pack({"actions": np.zeros((8, 7))})]
+    with serving(lambda _: answers.pop(0)) as uri:
+        policy = RobotClient(uri)
+        first = policy._socket
+        with pytest.raises(PolicyError, match="no such prompt"):
+            policy.act({"prompt": "lift"})
+        assert policy.act({"prompt": "lift"}).shape == (8, 7)
+        assert policy._socket is not first
+        policy.close()
+
+
+def test_a_token_that_cannot_be_sent_is_not_shown() -> None:
+    from actionpiece.policy.robot_client import PolicyError, RobotClient
+
+    with pytest.raises(PolicyError) as caught:
+        RobotClient("ws://127.0.0.1:9", "se\ncret")
+    assert "se" not in str(caught.value).split()
+    assert "cret" not in str(caught.value)
 
 
 def test_no_server_and_one_that_goes_away_are_said() -> None:

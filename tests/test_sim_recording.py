@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,14 @@ def test_a_mistake_that_only_a_worker_finds_is_one_sentence(tmp_path: Path) -> N
     with pytest.raises(ActionPieceError, match=r"^attempt 7 at fly \(seed 1\): there is no task 'fly'; there are lift"):
         workers.supervise(1, workers.Job(tmp_path), lambda: todo.pop() if todo else None, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_died_while_it_was_idle_is_said(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    gone = workers._Worker(SimpleNamespace(join=lambda: None, exitcode=-9), ours)
+    with pytest.raises(ActionPieceError, match=r"attempt 2 at lift \(seed 6\) ended its process with code -9"):
+        workers._hand_out([gone], 1, workers.Job(tmp_path), None, lambda: Attempt("lift", 2, 6))
 
 
 @pytest.mark.slow

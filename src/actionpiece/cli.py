@@ -103,6 +103,16 @@ def _let_flow(described: Any) -> None:
                 _let_flow(part)
 
 
+def _reader_left() -> bool:
+    """Whether nobody reads what is printed any more, as after `| head`. Then nothing more is."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
 def main() -> None:
     """The entry point of the `actionpiece` command."""
     # Tokenizers make many small parallel calls; threads that spin between them starve everything else on the machine.
@@ -120,9 +130,8 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("actionpiece: interrupted", highlight=False, soft_wrap=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:  # a disk that is full, a folder that may not be written
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            sys.exit(0)
         errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)

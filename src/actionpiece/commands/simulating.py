@@ -188,7 +188,8 @@ def rollout(
         env: tasks by name, or `all` of robosuite's; LIBERO's are libero_object/0 and so on, or a whole suite.
         out: folder for episodes.jsonl, results.json and videos.
         episodes: starts of each task; they depend on seed and task alone, so that policies meet the same ones.
-        repeats: of each start.
+        repeats: of each start. Intervals and tests take every episode for one of its own: where a policy always
+            answers alike, repeats only make them look surer than they are.
         execute: commands of a chunk that are executed before the policy looks again.
         size: of the pictures it is shown, in pixels; 0 for none. When not given, what a policy's folder was trained
             with, or 128.
@@ -200,8 +201,7 @@ def rollout(
         against: the folder of another policy's rollout, for a paired test on the starts that both have.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.episodes import Journal
-    from actionpiece.evaluation.rollout import paired, picture_size, summary
+    from actionpiece.evaluation.rollout import paired, picture_size, read_other, summary
     from actionpiece.evaluation.rollout import rollout as run
     from actionpiece.evaluation.score import environment
     from actionpiece.files import write_json
@@ -211,11 +211,7 @@ def rollout(
     if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
     tasks = expand(env)
-    other = None
-    if against is not None:
-        if not (against / "episodes.jsonl").is_file():
-            raise ActionPieceError(f"{against} holds no rollout: it has no episodes.jsonl")
-        other = list(Journal(against / "episodes.jsonl").lines.values())
+    other = None if against is None else read_other(against)
     with progress() as show:
         lines = run(
             policy,
@@ -234,8 +230,12 @@ def rollout(
     facts = environment() | simulator()
     notes = picture_notes(tasks) if size or published else []
     results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, **summary(lines)}
+    unpaired = None
     if other is not None:
-        results["against"] = {"folder": against.name if against else "", **paired(lines, other)}
+        try:
+            results["against"] = {"folder": against.name if against else "", **paired(lines, other)}
+        except ActionPieceError as error:  # said last: it must not cost the results
+            unpaired = error
     write_json(out / "results.json", results)
     if json:
         print_json(results)
@@ -247,6 +247,8 @@ def rollout(
             f"{results['errors']} episodes crashed and are not counted, the first ({broken['key']}) with"
             f" {broken['error']}; run the command again to try them once more"
         )
+    if unpaired is not None:
+        raise unpaired
 
 
 def _say_rollout(results: dict[str, Any], out: Path) -> None:
@@ -262,7 +264,7 @@ def _say_rollout(results: dict[str, Any], out: Path) -> None:
         say(note)
     if test := results.get("against"):
         say(
-            f"On {test['starts']} starts that both have: {test['only_first']} only here, {test['only_second']} only in"
-            f" {test['folder']}; p = {test['p']:.3g} (exact McNemar)."
+            f"On {test['starts']} episodes that both have: {test['only_first']} only here,"
+            f" {test['only_second']} only in {test['folder']}; p = {test['p']:.3g} (exact McNemar)."
         )
     say(f"Episodes: {out / 'episodes.jsonl'}   Figures: {out / 'results.json'}")

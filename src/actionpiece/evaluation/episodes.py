@@ -49,7 +49,7 @@ class Journal:
         self.path = path
         self.lines: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
-            for line in _whole_lines(path):
+            for line in read_lines(path, mend=True):
                 self.lines[line["key"]] = line
 
     def add(self, line: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ class Journal:
         return key in self.lines and "error" not in self.lines[key]
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal. A last one that a kill cut short is taken out of the file."""
+def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
+    """The whole lines of a journal. mend: a last one that a kill cut short is taken out of the file."""
     text = path.read_text()
     whole, _, rest = text.rpartition("\n")
-    if rest:
+    if rest and mend:
         with writing(path) as aside:
             aside.write_text(whole + "\n" if whole else "")
     lines = []

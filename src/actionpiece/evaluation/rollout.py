@@ -21,8 +21,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.evaluation.episodes import Journal, Progress, claim, environment, run_episodes
-from actionpiece.files import read_json
+from actionpiece.evaluation.episodes import Journal, Progress, claim, environment, read_lines, run_episodes
+from actionpiece.files import read_json, sha256_of
 from actionpiece.makers import make, names_maker
 from actionpiece.metrics.success import Paired, rate
 from actionpiece.sim.libero_tasks import PROTOCOL
@@ -167,6 +167,8 @@ def rollout(
     settings = {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed}
     if Path(policy).is_dir():
         settings["weights"] = weights_of(policy)
+    elif Path(file := policy.rpartition(":")[0]).is_file():
+        settings["code"] = sha256_of([Path(file)])  # what it imports is not known here
     claim(out, settings)
     with asked_for(policy, workers) as name:
         jobs = [
@@ -288,8 +290,19 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return results
 
 
+def read_other(folder: Path) -> list[dict[str, Any]]:
+    """The lines of another policy's rollout, to be paired with. It may be under way: its file is only read."""
+    file = folder / "episodes.jsonl"
+    if not file.is_file():
+        raise ActionPieceError(f"{folder} holds no rollout: it has no episodes.jsonl")
+    lines = list({line["key"]: line for line in read_lines(file)}.values())
+    if not all("error" in line or isinstance(line.get("success"), bool) for line in lines):
+        raise ActionPieceError(f"{folder} holds episodes, but no rollout: they do not say whether they succeeded")
+    return lines
+
+
 def paired(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Two policies on the starts that both have finished."""
+    """Two policies on the episodes that both have finished; repeats of a start count as episodes of their own."""
     ours, theirs = (
         {line["key"]: line["success"] for line in lines if "error" not in line} for lines in (first, second)
     )

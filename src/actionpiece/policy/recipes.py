@@ -54,6 +54,9 @@ class PolicyTrainConfig:
         counts = (self.steps, self.batch, self.cotrain_batch, self.validate_every, self.checkpoint_every)
         if min(counts) < 1 or min(self.warmup, self.validate_chunks) < 0:
             raise ActionPieceError("steps, batches and intervals of a policy's training must be at least 1")
+        numbers = (self.learning_rate, self.clip, self.least_rate, self.weight_decay, self.cotrain_weight)
+        if not all(map(math.isfinite, numbers)):
+            raise ActionPieceError("rates, clip, weight_decay and cotrain_weight must be finite")
         if not self.learning_rate > 0 or not self.clip > 0 or min(self.least_rate, self.weight_decay) < 0:
             raise ActionPieceError("learning_rate and clip must be positive, least_rate and weight_decay not negative")
         if not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1 or self.cotrain_weight < 0:

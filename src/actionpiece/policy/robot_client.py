@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import socket
 import statistics
 import sys
@@ -31,6 +32,7 @@ from websockets.sync.client import connect
 from websockets.version import version
 
 _NUMBERS = "biufc"  # kinds of dtypes that may travel
+_DTYPE = re.compile(rf"[<>|=][{_NUMBERS}][0-9]{{1,2}}")
 _LARGEST = 1 << 26  # bytes of an answer; a chunk of commands has some hundred
 _MOST = 100_000  # values of a message that are not in arrays: a few bytes must not become gigabytes of objects
 _LONGEST = 4096  # values of one list or map
@@ -99,12 +101,9 @@ def _from_map(value: dict[Any, Any]) -> Any:
 
 def _dtype(name: Any) -> Any:
     # Only what `dtype.str` writes: numpy reads much more than that, and runs parsers of its own on it.
-    if not isinstance(name, str) or len(name) > 4 or name[:1] not in ("<", ">", "|", "="):
-        raise ValueError("a dtype is written like '<f4'")
-    dtype = np.dtype(name)
-    if dtype.kind not in _NUMBERS:
-        raise ValueError(f"arrays of {dtype} are not accepted")
-    return dtype
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise ValueError("arrays are of numbers, and their dtype is written like '<f4'")
+    return np.dtype(name)
 
 
 class RobotClient:
@@ -121,6 +120,8 @@ class RobotClient:
     def __init__(
         self, uri: str, token: str | None = None, *, timeout: float = 60.0, open_timeout: float = 10.0
     ) -> None:
+        if token and not token.isprintable():
+            raise PolicyError("a token is one line of printable characters")  # others would be echoed in errors
         self.uri, self._timeout, self._open_timeout = uri, timeout, open_timeout
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._socket: Any = None
@@ -183,14 +184,21 @@ class RobotClient:
         except BaseException:  # an interrupt: the answer may still come
             self.close()
             raise
-        return self._understood(answer)
+        try:
+            return self._understood(answer)
+        except PolicyError:
+            self.close()  # openpi's servers hang up after they have reported an error
+            raise
 
     def act(self, observation: dict[str, Any]) -> Any:
         """Commands (H, D), float32, for an observation."""
         actions = self.ask(observation).get("actions")
         if actions is None:
             raise PolicyError(f"the policy server at {self.uri} answered without 'actions'")
-        return np.asarray(actions, np.float32)
+        try:
+            return np.asarray(actions, np.float32)
+        except (ValueError, TypeError):
+            raise PolicyError(f"the policy server at {self.uri} answered with 'actions' that are no numbers") from None
 
     def reset(self) -> None:
         """Does nothing, and is here for loops that call it: the protocol has no episodes, each question is new."""
@@ -230,6 +238,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="of the two pictures, in pixels")
     parser.add_argument("--times", type=int, default=1, help="how often to ask")
     arguments = parser.parse_args()
+    if arguments.size < 1:
+        parser.error("pictures have at least one pixel")
     try:
         token = None
         if arguments.token_file:

@@ -91,18 +91,18 @@ def _hand_out(
             idle = _Worker(process, ours)
             crew.append(idle)
         idle.attempt = attempt
-        idle.connection.send(attempt)
+        try:
+            idle.connection.send(attempt)
+        except OSError:  # it died while it was idle
+            raise _ended(idle, attempt) from None
 
 
 def _result(worker: _Worker, attempt: Attempt, job: Job) -> bool:
-    name = f"attempt {attempt.number} at {attempt.task} (seed {attempt.seed})"
+    name = _name(attempt)
     try:
         answer = worker.connection.recv()
     except (EOFError, ConnectionResetError):
-        worker.process.join()
-        raise ActionPieceError(
-            f"{name} ended its process with code {worker.process.exitcode}; run the command again to go on"
-        ) from None
+        raise _ended(worker, attempt) from None
     if isinstance(answer, bool):
         return answer
     if isinstance(answer, ActionPieceError):  # a mistake in what was given, which only shows when it is tried
@@ -110,6 +110,17 @@ def _result(worker: _Worker, attempt: Attempt, job: Job) -> bool:
     log = job.folder / f"crash-{attempt.task.replace('/', '.')}-{attempt.number:06d}.txt"
     log.write_text(answer)
     raise ActionPieceError(f"{name} crashed: {answer.strip().splitlines()[-1]} (all of it is in {log})")
+
+
+def _name(attempt: Attempt) -> str:
+    return f"attempt {attempt.number} at {attempt.task} (seed {attempt.seed})"
+
+
+def _ended(worker: _Worker, attempt: Attempt) -> ActionPieceError:
+    worker.process.join()
+    return ActionPieceError(
+        f"{_name(attempt)} ended its process with code {worker.process.exitcode}; run the command again to go on"
+    )
 
 
 def _work(connection: Connection, job: Job) -> None:
