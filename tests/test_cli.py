@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -519,6 +520,16 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
     monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", broken)
     assert run(["list"], monkeypatch) == 2
     assert "Broken pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_left_is_no_error(unbuffered: str) -> None:
+    command = f"{sys.executable} -m actionpiece list --json | true"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

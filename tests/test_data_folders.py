@@ -130,6 +130,16 @@ def test_links_to_folders_and_names_in_capitals_are_read_and_circles_end(tmp_pat
     assert open_demos(tmp_path / "here" / "B.NPZ").name == "B"
 
 
+def test_what_is_there_twice_by_a_link_is_read_once_under_its_own_name(tmp_path):
+    for name, length in (("real/a", 3), ("b", 4)):
+        npz(tmp_path / f"{name}.npz", [length])
+    (tmp_path / "a_link").symlink_to(tmp_path / "real")
+    (tmp_path / "a.npz").symlink_to(tmp_path / "b.npz")
+    demos = open_demos(tmp_path)
+    root = tmp_path.name
+    assert [member.label for member in demos.members] == [f"{root}/b.npz", f"{root}/real/a.npz"]
+
+
 def test_a_folder_that_may_not_be_entered_is_an_error(tmp_path, monkeypatch):
     npz(tmp_path / "a.npz", [3])
     walk = os.walk

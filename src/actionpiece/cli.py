@@ -9,6 +9,7 @@ import dataclasses
 import inspect as inspection
 import os
 import re
+import select
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -106,11 +107,15 @@ def _let_flow(described: Any) -> None:
 def _reader_left() -> bool:
     """Whether nobody reads what is printed any more, as after `| head`. Then nothing more is."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        out = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    asked = select.poll()
+    asked.register(out, 0)
+    left = any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    return left
 
 
 def main() -> None:

@@ -268,8 +268,8 @@ def correlate(
 
     A group is one experiment with at least three tokenizers: a results.json of `compare --replay`, a replay.json, or
     rollouts of several policies on the same tasks. Where a file has successes but no errors, these are taken from the
-    other files (results.json of compare, ablation.json) by fingerprint or name. Or bring a table of your own, CSV or
-    JSON, with the columns group, tokenizer, mse, prc and success.
+    other files (results.json of compare, ablation.json) by fingerprint, or by name where one of them has none. Or bring
+    a table of your own, CSV or JSON, with the columns group, tokenizer, mse, prc and success.
 
     Args:
         files: results to read; a rollout is named with its tokenizer: pq=runs/pq/results.json.

@@ -198,7 +198,7 @@ def rollout(
         workers: simulators side by side, about one for each core; more where the policy is a folder, which is loaded
             once and answers those who wait together.
         seed: of the starts.
-        against: the folder of another policy's rollout, for a paired test on the starts that both have.
+        against: the folder of another policy's rollout, for a paired test on the episodes that both have.
         json: print the results as one JSON document and nothing else.
     """
     from actionpiece.evaluation.rollout import paired, picture_size, read_other, summary

@@ -96,19 +96,25 @@ def _find(path: Path) -> list[tuple[Path, str]]:
     found: list[Path] = []
     seen: set[Path] = set()
     for folder, folders, files in os.walk(path, onerror=_no_entry, followlinks=True):
-        if Path(folder).resolve() in seen:  # links may lead in a circle
+        here = Path(folder)
+        if here.resolve() in seen:  # links may lead in a circle
             folders.clear()
             continue
-        seen.add(Path(folder).resolve())
-        if _is_lerobot(Path(folder)):
+        seen.add(here.resolve())
+        if _is_lerobot(here):
             folders.clear()
-            found.append(Path(folder))
+            found.append(here)
             continue
-        folders[:] = [name for name in folders if not name.startswith(".")]  # caches and version control
-        found.extend(Path(folder) / name for name in files if _is_file(Path(name)) and name[0] != ".")
+        folders[:] = [name for name in folders if name[0] != "." and name != "lost+found"]  # caches, version control
+        folders.sort(key=lambda name: ((here / name).is_symlink(), name))
+        found.extend(here / name for name in files if _is_file(Path(name)) and name[0] != ".")
     if not found:
         raise ActionPieceError(f"{path} holds no demonstrations: no .npz, .hdf5 or .h5 file and no LeRobot folder")
     found.sort(key=lambda member: natural_key(member.relative_to(path).as_posix()))
+    own: dict[Path, Path] = {}
+    for member in sorted(found, key=Path.is_symlink):
+        own.setdefault(member.resolve(), member)  # a link beside its file is no second one
+    found = [member for member in found if own[member.resolve()] == member]
     return [(member, f"{root}/{member.relative_to(path).as_posix()}") for member in found]
 
 
