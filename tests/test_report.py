@@ -431,7 +431,7 @@ def test_console_table_shows_names_as_they_are_and_fits(space):
 
 
 def test_names_on_a_narrow_console_break_before_a_setting(libero: ActionSpace) -> None:
-    rows = [row(name, libero) for name in ("quest:downsample=1", "pq:blend=0.75:codes=64", "fast")]
+    rows = [row(name, libero) for name in ("quest:downsample=1", "pq:blend=0.75:groups=balanced", "fast")]
 
     def names(width: int) -> list[str]:
         console = Console(file=io.StringIO(), width=width)
@@ -440,8 +440,8 @@ def test_names_on_a_narrow_console_break_before_a_setting(libero: ActionSpace) -
         body = lines[next(i for i, line in enumerate(lines) if "───" in line) + 1 :]
         return [line[1:].split(" ")[0] for line in body if line[1:2].strip()]
 
-    assert names(140) == ["quest:downsample=1", "pq:blend=0.75:codes=64", "fast"]
-    assert names(80) == ["quest:", "downsample=1", "pq:", "blend=0.75:", "codes=64", "fast"]
+    assert names(140) == ["quest:downsample=1", "pq:blend=0.75:groups=balanced", "fast"]
+    assert names(80) == ["quest:", "downsample=1", "pq:", "blend=0.75:", "groups=", "balanced", "fast"]
 
 
 def test_tables_of_nothing_are_empty():

@@ -119,7 +119,7 @@ def console_table(rows: Sequence[Row]) -> Table:
 
 
 class _Name:
-    """A tokenizer's name on a console. Where its column is too narrow it breaks before a setting."""
+    """A tokenizer's name on a console. Where there is no room for it, it breaks before settings and values."""
 
     def __init__(self, name: object) -> None:
         self.parts = _parts(name)
@@ -133,12 +133,17 @@ class _Name:
         from rich.text import Text
 
         line = ""
-        for part in self.parts:
+        for part in self._pieces(options.max_width):
             if line and len(line) + len(part) > options.max_width:
                 yield Text(line)
                 line = ""
             line += part
         yield Text(line)
+
+    def _pieces(self, width: int) -> Iterator[str]:
+        for part in self.parts:
+            setting, equals, value = part.partition("=")
+            yield from (part,) if len(part) <= width else (f"{setting}{equals}", value)
 
 
 def _parts(name: object) -> list[str]:
