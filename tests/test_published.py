@@ -36,22 +36,21 @@ def shows(text: str, value: float) -> bool:
     return abs(float(text) - value) <= 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
-def test_the_matched_comparison() -> None:
-    rows = {row["name"]: row for row in read_json(RESULTS / "matched_libero" / "results.json")["rows"]}
-    table = readme_table("| tokenizer | bits | MSE | PRC | bits, within 144")
-    learned = {name for name, row in rows.items() if "train" in row["config"] and ":" not in name}
-    assert table.keys() == learned | {"fast"}
-    for name, cells in table.items():
-        within = f"{name}:{WITHIN[name]}" if name in WITHIN else name
-        for called, shown in ((name, cells[:3]), (within, cells[3:])):
-            if shown[0] == "not yet trained":
-                assert called not in rows
-            elif shown[0] == "-":
-                assert rows[called]["bits_per_chunk"] > 144
-            else:
-                row = rows[called]
-                figures = (row["bits_per_chunk"], 1e4 * row["mse"], row["prc"])
-                assert all(map(shows, shown, figures)), (called, shown, figures)
+@pytest.mark.parametrize(("heading", "within"), [("native", False), ("within 144 bits", True)])
+def test_the_matched_comparison(heading: str, within: bool) -> None:
+    by_data = [
+        {row["name"]: row for row in read_json(RESULTS / f"matched_{data}" / "results.json")["rows"]}
+        for data in ("libero", "teleop")
+    ]
+    table = readme_table(f"| {heading} | bits")
+    learned = {name for name, row in by_data[0].items() if "train" in row["config"] and ":" not in name}
+    assert table.keys() == (learned - {"actioncodec-48"} if within else learned) | {"fast"}
+    for name, (bits, *shown) in table.items():
+        rows = [found[f"{name}:{WITHIN[name]}" if within and name in WITHIN else name] for found in by_data]
+        for text, row in zip(bits.split(" / ") if "/" in bits else (bits, bits), rows, strict=True):
+            assert shows(text, row["bits_per_chunk"]), (name, text)
+        figures = [figure for row in rows for figure in (1e4 * row["mse"], row["prc"])]
+        assert all(map(shows, shown, figures)), (name, shown, figures)
 
 
 def published(name: str) -> list[dict[str, Any]]:
