@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from actionpiece.errors import ActionPieceError
 from actionpiece.nn import fsq, fused, quantize
 from actionpiece.nn.attention import attend
+from actionpiece.nn.fused import GPU_OPTIONS
 from actionpiece.training.checkpoint import saved_stretches
 from actionpiece.training.half import HalfWeights
 from actionpiece.training.loop import many_shapes
@@ -208,3 +210,37 @@ def test_every_part_that_is_compiled_for_a_gpu_is_traced_in_half_precision(kind:
     torch.testing.assert_close(one.codec.continuous(x), plain.codec.continuous(x))
     assert any("_enter_autocast" in str(graph.graph) for graph in graphs)
     one.release()
+
+
+@pytest.mark.parametrize("kind", ["actionpiece", "oat", "actioncodec", "fastervq", "xtokenizer", "quest"])
+def test_what_is_compiled_is_checked_against_the_plain_step(kind: str) -> None:
+    """A compiler whose gradients are wrong changes no loss, so that nothing else would tell."""
+    one = replica(kind)
+    one.prepare()
+    chance, state = one.generator.get_state(), {name: value.clone() for name, value in one.codec.state_dict().items()}
+
+    def check(backend: Any) -> None:
+        for part in one.codec.compiled():
+            part.compile(backend=backend, dynamic=False)
+        one.check_compiled()
+
+    def wrong(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        return lambda *values: tuple(with_half_a_gradient(value) for value in graph(*values))
+
+    def with_half_a_gradient(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value / 2 + value.detach() / 2 if floating else value
+
+    check("aot_eager")
+    torch._dynamo.reset()
+    with pytest.raises(ActionPieceError, match=r"compiles this network wrongly .* the gradient of \S+ is \d+% off"):
+        check(wrong)
+    one.release()
+    assert torch.equal(one.generator.get_state(), chance)
+    assert all(torch.equal(value, state[name]) for name, value in one.codec.state_dict().items())
+    assert all(parameter.grad is None for parameter in one.parameters)
+
+
+def test_torch_knows_what_it_is_told_to_leave_out() -> None:
+    told = torch._inductor.list_options()
+    assert GPU_OPTIONS.keys() <= set(told)

@@ -216,6 +216,16 @@ def test_a_run_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], expected[name]) for name in expected)
 
 
+def test_a_run_that_cannot_begin_does_not_stop_the_others(tmp_path: Path) -> None:
+    lonely = tiny(batch=40, companions=39)
+    with pytest.raises(BrokenRunsError, match="32 neighbours") as raised:
+        fit_together([tiny(), lonely], (0, 0), [tmp_path / "whole", tmp_path / "lonely"])
+    assert raised.value.errors.keys() == {1}
+    fit(tiny(), tmp_path / "alone")
+    whole, expected = checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "alone")
+    assert all(torch.equal(whole[name], expected[name]) for name in expected)
+
+
 def test_runs_side_by_side_that_were_stopped_at_different_steps_are_resumed_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,15 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: What `torch.compile` is told. Both are on by default, and with either gradients can be silently wrong. Where strides
+#: are padded, what reads a tensor may assume other strides than what wrote it (pytorch issue 194281; in torch 2.11
+#: attention over 22 vectors was learned from what lay beside). Reductions that are fused over two orders may never be
+#: written (pytorch issue 193061).
+GPU_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
+    "comprehensive_padding": False,
+    "triton.mix_order_reduction": False,
+}
+
 #: Whether this CPU has instructions for products of bfloat16; others imitate them, slowly.
 CPU_HALVES: bool = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
 
@@ -28,7 +37,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     size and each would be compiled for. The first argument tells the device, and must be a tensor.
     `torch.compiler.set_stance("force_eager")` switches this off.
     """
-    compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
+    compiled = functools.cache(lambda: torch.compile(function, dynamic=False, options=GPU_OPTIONS))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actionpiece.nn.fused import GPU_OPTIONS
 from actionpiece.policy.prompt import MERGE, patches
 
 _PROGRAMS = 64  # shapes that a layer is compiled for
@@ -285,5 +286,5 @@ def _grid(side: int, vision: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # Every batch size and prompt length is a program of its own; beyond the limit torch would go on uncompiled.
     torch._dynamo.config.recompile_limit = max(_PROGRAMS, torch._dynamo.config.recompile_limit)
-    compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False, options=GPU_OPTIONS)
     return compiled

@@ -45,10 +45,13 @@ def train(
             # All that stand at the same step go on together, the hindmost first.
             at = min(tracker.replica.done for tracker in behind)
             together = [tracker for tracker in behind if tracker.replica.done == at]
+            for tracker in together:
+                tracker.prepare()
+            together = [tracker for tracker in together if not tracker.over]
+            if not together:
+                continue
             marks = [tracker.next_mark() for tracker in together]
             until = min(marks)
-            for tracker in together:
-                tracker.replica.prepare()
             for _ in range(at, until):
                 for tracker in together:
                     tracker.replica.advance()
@@ -108,6 +111,13 @@ class _Tracker:
     @property
     def over(self) -> bool:
         return self.finished or self.broken is not None
+
+    def prepare(self) -> None:
+        """Get ready for the next steps, or break."""
+        try:
+            self.replica.prepare()
+        except ActionPieceError as error:
+            self.broken = error
 
     def next_mark(self) -> int:
         """The next step after which something is to be written."""

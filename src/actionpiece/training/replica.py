@@ -7,7 +7,8 @@ stream of its own, so that several replicas run side by side.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.prc import prc
-from actionpiece.nn.fused import fast_halves
+from actionpiece.nn.fused import GPU_OPTIONS, fast_halves
 from actionpiece.nn.quantize import ResidualVQ
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
@@ -25,6 +27,8 @@ from actionpiece.training.half import HalfWeights
 from actionpiece.training.ranks import average_gradients, same_on_all_ranks, world_size
 from actionpiece.training.trainable import Batch, Losses, Trainable
 
+_APART = 0.3  # of a gradient that was compiled, from the plain one; half precision makes a few hundredths of it
+_NO_GRADIENT = 0.1  # of a network's typical gradient: less may be rounding
 _WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
 
 
@@ -180,24 +184,71 @@ class Replica:
         that shared one would write into each other's results.
         """
         for module in self.codec.compiled():
-            module.compile(dynamic=False)
-        state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
-        kept = [tensor.clone() for tensor in state]
-        random = self.generator.get_state()
+            module.compile(dynamic=False, options=GPU_OPTIONS)
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.at.copy_(kept[-1])  # the block may end here
-                self._step()
-        torch.cuda.synchronize()
-        for tensor, before in zip(state, kept, strict=True):
-            tensor.detach().copy_(before)
-        self.generator.set_state(random)
+        with self._taken_back():
+            with torch.cuda.stream(stream):
+                self.check_compiled()
+                at = self.at.clone()
+                for _ in range(_WARM_UP):
+                    self.at.copy_(at)  # the block may end here
+                    self._step()
+            torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.generator)
         with torch.cuda.graph(self.graph, stream=stream):
             self._step()
         torch.cuda.synchronize()
+
+    @contextmanager
+    def _taken_back(self) -> Iterator[None]:
+        """What happens within has not happened: the network, its optimiser and chance are as they were before."""
+        state = [*self.codec.state_dict().values(), *self.optimizer_state().values(), self.at]
+        kept = [tensor.clone() for tensor in state]
+        random = self.generator.get_state()
+        yield
+        for tensor, before in zip(state, kept, strict=True):
+            tensor.detach().copy_(before)
+        self.generator.set_state(random)
+
+    def check_compiled(self) -> None:
+        """Refuse a network whose compiled parts have other gradients than the plain ones.
+
+        A compiler's mistake ends no training, it makes it worse (torch 2.11 had one: `GPU_OPTIONS`). It is looked at
+        without a quantiser, whose codes rounding turns over.
+        """
+        with torch.compiler.set_stance("force_eager"):
+            plain = self._continuous_gradients()
+        compiled = self._continuous_gradients()
+        typical = torch.cat([value.flatten() for value in plain.values()]).square().mean().sqrt()
+        for name, value in plain.items():
+            # Some gradients are nothing but rounding: a shift of all keys does not change what is read.
+            size = value.norm().maximum(_NO_GRADIENT * typical * value.numel() ** 0.5)
+            apart = float((compiled[name] - value).norm() / size)
+            if not apart < _APART:
+                raise ActionPieceError(
+                    f"torch {torch.__version__} compiles this network wrongly for {self.examples.device}: the gradient"
+                    f" of {name} is {apart:.0%} off the plain one; try another version of torch"
+                )
+
+    def _continuous_gradients(self) -> dict[str, Tensor]:
+        """Of what the next batch decodes to without a quantiser, in a random direction; by name. Nothing is changed.
+
+        Of the error they would be rounding, where little of it is left.
+        """
+        x = self.examples.chunks[self.table.index_select(0, self.at)[0]]
+        direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        with self._taken_back():
+            self.optimizer.zero_grad()
+            with self.half:
+                (self.codec.continuous(x) * direction).mean().backward()
+            found = {
+                name: parameter.grad.clone()
+                for name, parameter in self.codec.named_parameters()
+                if parameter.grad is not None
+            }
+            self.optimizer.zero_grad()
+        return found
 
     def release(self) -> None:
         """Let go of the recorded step; the network is a plain module again, and runs where there is no compiler."""
