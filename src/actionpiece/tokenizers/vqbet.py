@@ -92,7 +92,8 @@ class VQBeTNetwork(VectorQuantized):
         return Losses(*weigh(objectives, batch.config.weights, batch.x), self.follow(quantized))
 
     def compiled(self) -> list[nn.Module]:
-        return [self.encoder, self.decoder]
+        """Nothing: torch passes an `nn.Sequential` over, and there is little to fuse between a few products."""
+        return []
 
 
 class VQBeTTokenizer(LearnedTokenizer):

@@ -185,8 +185,8 @@ class Replica:
         """
         for module in self.codec.compiled():
             module.compile(dynamic=False, options=GPU_OPTIONS)
-        torch.cuda.synchronize()
         with self._taken_back():
+            torch.cuda.synchronize()
             with torch.cuda.stream(stream):
                 self.check_compiled()
                 at = self.at.clone()
