@@ -157,7 +157,7 @@ def main(options: Options) -> None:
     if options.steps < 1 or options.eager_steps < 0 or options.copies < 1:
         raise ActionPieceError("at least one step of one copy is timed, and no fewer than no eager ones")
     check_names([Contender.parse(name) for name in options.tokenizers])
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if torch.cuda.is_available() else "highest")  # as the training loop does
     timing = Timing(options, "cuda" if torch.cuda.is_available() else "cpu")
     together: dict[str, list[Replica]] = {}
     for name in options.tokenizers:

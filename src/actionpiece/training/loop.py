@@ -37,8 +37,10 @@ def train(
     """
     if captured is None:
         captured = examples.device.type == "cuda" and world_size() == 1
-    # Exact products are more than a gradient needs.
-    with products("high"), many_shapes() if examples.device.type == "cuda" else nullcontext():
+    # On a GPU exact products are more than a gradient needs. On a CPU inexact ones would be no faster, and torch's
+    # attention (2.13, small heads, a CPU with matrix instructions) ten times slower.
+    on_gpu = examples.device.type == "cuda"
+    with products("high" if on_gpu else "highest"), many_shapes() if on_gpu else nullcontext():
         trackers = [_Tracker(run, examples, captured=captured) for run in runs]
         total = sum(run.config.steps for run in runs)
         while behind := [tracker for tracker in trackers if not tracker.over]:
