@@ -35,6 +35,16 @@ def test_a_stack_reads_exactly_what_its_mask_allows(depth: int) -> None:
     assert float(free.min()) > 1e-6
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_stack_of_which_less_is_wanted_is_the_end_of_the_whole_one(masked: bool) -> None:
+    mask = torch.ones(6, 6, dtype=torch.bool).tril() if masked else None
+    whole, part = (Stack(6, width=8, depth=2, heads=2, mask=mask, wanted=wanted) for wanted in (None, 2))
+    weights = whole.state_dict()
+    part.load_state_dict(weights | {"read_gains": weights["read_gains"][-2:]})
+    x = noise(3, 6, 8)
+    torch.testing.assert_close(part(x), whole(x)[:, -2:])
+
+
 def test_a_self_block_is_attention_written_out() -> None:
     torch.manual_seed(0)
     block, x = SelfBlock(6, 2), noise(2, 5, 6)

@@ -98,9 +98,13 @@ class SelfBlock(nn.Module):
         self.feed_norm = nn.LayerNorm(width)
         self.feed = feed_forward(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, wanted: int | None = None) -> Tensor:
+        """(B, T, width) after reading each other. wanted: only so many at the end go on, and have read all of them."""
         three = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         q, keys, values = three.permute(2, 0, 3, 1, 4).unbind(0)
+        if wanted is not None:
+            x, q = x[:, -wanted:], q[..., -wanted:, :]
+            mask = None if mask is None else mask[-wanted:]
         x = x + self.mix(attend(q, keys, values, mask).transpose(1, 2).flatten(-2))
         out: Tensor = x + self.feed(self.feed_norm(x))
         return out
@@ -109,25 +113,38 @@ class SelfBlock(nn.Module):
 class Stack(HalfProducts):
     """A sequence (B, T, width) that reads itself. mask: (T, T), true where the row may read the column; None: anywhere.
 
+    wanted: how many vectors are asked for, the last ones; what the others would be is not computed to the end.
     Positions are an offset and a gain at both ends, for the reason given at `Reader`.
     """
 
     mask: Tensor | None
 
-    def __init__(self, length: int, *, width: int, depth: int, heads: int, mask: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        mask: Tensor | None = None,
+        wanted: int | None = None,
+    ) -> None:
         super().__init__()
+        self.wanted = length if wanted is None else wanted
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         self.gains = nn.Parameter(random_signs(length, width))
         self.blocks = nn.ModuleList(SelfBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.read_gains = nn.Parameter(random_signs(length, width))
+        self.read_gains = nn.Parameter(random_signs(self.wanted, width))
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         with self.half_products(x):
             read = torch.addcmul(self.positions, x, self.gains)
-            for block in self.blocks:
+            *others, last = self.blocks
+            for block in others:
                 read = block(read, self.mask)
+            read = last(read, self.mask, self.wanted)
         out: Tensor = self.norm(read.to(self.norm.weight.dtype)) * self.read_gains
         return out
 

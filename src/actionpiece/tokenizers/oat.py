@@ -71,16 +71,15 @@ class RegisterEncoder(nn.Module):
 
     def __init__(self, horizon: int, dim: int, tokens: int, *, width: int, depth: int, heads: int) -> None:
         super().__init__()
-        self.horizon = horizon
         self.embed = nn.Linear(dim, width)
         self.registers = nn.Parameter(0.02 * torch.randn(tokens, width))
         mask = torch.ones(horizon + tokens, horizon + tokens, dtype=torch.bool).tril()
         mask[:horizon, :horizon] = True
-        self.stack = Stack(horizon + tokens, width=width, depth=depth, heads=heads, mask=mask)
+        self.stack = Stack(horizon + tokens, width=width, depth=depth, heads=heads, mask=mask, wanted=tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.stack(torch.cat((self.embed(x), self.registers.expand(len(x), -1, -1)), 1))
-        return out[:, self.horizon :]
+        return out
 
 
 class TimeDecoder(nn.Module):
@@ -91,12 +90,12 @@ class TimeDecoder(nn.Module):
         self.queries = nn.Parameter(0.02 * torch.randn(horizon, width))
         mask = torch.ones(tokens + horizon, tokens + horizon, dtype=torch.bool).tril()
         mask[:tokens, :tokens] = True
-        self.stack = Stack(len(mask), width=width, depth=depth, heads=heads, mask=mask)
+        self.stack = Stack(len(mask), width=width, depth=depth, heads=heads, mask=mask, wanted=horizon)
         self.command = nn.Linear(width, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out = self.stack(torch.cat((tokens, self.queries.expand(len(tokens), -1, -1)), 1))
-        written: Tensor = self.command(out[:, tokens.shape[1] :])
+        written: Tensor = self.command(out)
         return written
 
 
