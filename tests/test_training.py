@@ -69,6 +69,24 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_products_of_a_cpu_stay_exact_whatever_the_caller_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    advance = Replica.advance
+
+    def looking(self: Replica) -> None:
+        seen.add(torch.get_float32_matmul_precision())
+        advance(self)
+
+    monkeypatch.setattr(Replica, "advance", looking)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        fit(tiny())
+        assert (seen, torch.get_float32_matmul_precision()) == ({"highest"}, "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_steps_are_those_of_adamw_with_clipped_gradients_at_the_scheduled_rate() -> None:
     rate = {"warmup": 3, "schedule": "cosine", "learning_rate": 3e-3}
     config = tiny({"deviation": 0.0}, steps=6, weight_decay=0.1, clip=0.3, **rate)
