@@ -330,6 +330,20 @@ def test_help_is_there_for_every_command(
     assert "usage: actionpiece" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seed", ["-1", str(1 << 32), "one"])
+@pytest.mark.parametrize("command", [["fit", "pq", "--seed"], ["compare", "--draw-seed"], ["ablate", "--seeds", "0"]])
+def test_seeds_that_not_every_generator_takes_are_refused(
+    command: list[str],
+    seed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flag = next(word for word in command if word.startswith("--"))
+    assert run([*command, seed, "--data", "none.npz", "--out", tmp_path / "out"], monkeypatch) == 2
+    assert f"Error parsing {flag}: " in capsys.readouterr().err
+
+
 def bad_inputs(folder: Path) -> dict[str, list[str]]:
     """Commands that cannot work, by what is wrong with them."""
     good = folder / "good.npz"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.rollout import load_policy
+from actionpiece.files import files_in
 from actionpiece.policy.model import ActionPolicy, PolicyConfig
 from actionpiece.policy.text import transformers
 from policies import INSTRUCTIONS, observation, policy, tokenizer
@@ -30,6 +31,22 @@ def test_a_saved_policy_gives_the_same_commands(kind: str, tmp_path: Path) -> No
     assert not [file for file in (tmp_path / "policy").rglob("*") if file.suffix in (".bin", ".pt", ".pkl")]
     as_rollout_has_it = load_policy(str(tmp_path / "policy"))
     np.testing.assert_array_equal(as_rollout_has_it.act(seen), made.act(seen))
+
+
+def test_a_policy_takes_the_place_of_one_with_more_files_but_not_of_somebodys_notes(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    policy().save(folder)
+    facts = json.loads((folder / "policy.json").read_text())
+    (folder / "vlm" / "model-00002-of-00002.safetensors").touch()  # as a larger model leaves
+    (folder / "policy.json").write_text(
+        json.dumps(facts | {"files": [*facts["files"], "vlm/model-00002-of-00002.safetensors"]})
+    )
+    policy(seed=1).save(folder)
+    assert json.loads((folder / "policy.json").read_text())["files"] == facts["files"] == sorted(files_in(folder))
+    (folder / "vlm" / "notes.txt").write_text("do not touch")
+    with pytest.raises(ActionPieceError, match=r"also holds vlm/notes\.txt"):
+        policy().save(folder)
+    assert (folder / "vlm" / "notes.txt").is_file()
 
 
 def test_a_rollout_is_not_mixed_with_that_of_a_policy_trained_anew(tmp_path: Path) -> None:

@@ -325,6 +325,9 @@ def test_the_command_trains_and_saves_what_rollouts_load(data: Path, tmp_path: P
             run(command(data, tmp_path / "other", *wrong))
     with pytest.raises(ActionPieceError, match="holds no pictures"):
         run(command(Path("recorded"), tmp_path / "other"))
+    (tmp_path / "policy" / "notes.txt").write_text("do not touch")
+    with pytest.raises(ActionPieceError, match=r"also holds notes\.txt"):  # before the data are looked for
+        run(command(tmp_path / "none", tmp_path / "policy"))
 
 
 def test_two_processes_train_like_one_at_the_same_batch(data: Path, tmp_path: Path) -> None:

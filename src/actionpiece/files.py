@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,37 @@ def check_folder(path: Path) -> None:
         raise ActionPieceError(f"nothing can be written in {path}: {there} is no folder that may be changed")
 
 
-def check_replaceable(path: Path, marker: str) -> None:
-    """An error if a folder cannot be written at `path`: a file is there, or a folder that is not one of ours."""
+def check_replaceable(path: Path, marker: str, known: Collection[str] | None = None) -> None:
+    """An error if a folder cannot be written at `path`: a file is there, or a folder that is not one of ours.
+
+    known: the files that may go, relative to the folder; any other is an error. None: whatever is in it.
+    """
     if path.exists() and not path.is_dir():
         raise ActionPieceError(f"{path} is a file; a folder is to be written there")
     if path.is_dir() and any(path.iterdir()) and not (path / marker).exists():
         raise ActionPieceError(
             f"{path} is not empty and has no {marker}, so it is not overwritten; choose another folder"
         )
+    if known is None:
+        return
+    for found in sorted(path.rglob("*")):
+        name = found.relative_to(path).as_posix()
+        if name not in known and (found.is_symlink() or not found.is_dir()):
+            raise ActionPieceError(f"{path} also holds {name}, so it is not replaced; move it away")
+
+
+def files_in(folder: Path) -> set[str]:
+    """All files in a folder and those below it, relative to it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextlib.contextmanager
-def writing_folder(path: Path, marker: str) -> Iterator[Path]:
+def writing_folder(path: Path, marker: str, known: Collection[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder; put it in place of `path` if the block succeeds.
 
     A folder is only ever replaced when it is empty, or holds `marker`, the file that says it is one of ours, and
-    nothing that is not written anew: a mistyped `--out` must not cost anybody their data.
+    nothing but what is written anew, or is `known` (see `check_replaceable`): a mistyped `--out` must not cost anybody
+    their data.
     """
     path = path.resolve()  # a link to a folder, or ".", cannot be renamed
     check_replaceable(path, marker)
@@ -71,11 +86,7 @@ def writing_folder(path: Path, marker: str) -> Iterator[Path]:
         if not path.is_dir():
             os.replace(aside, path)
             return
-        for found in sorted(path.rglob("*")):
-            if not (aside / found.relative_to(path)).exists():
-                raise ActionPieceError(
-                    f"{path} also holds {found.relative_to(path)}, so it is not replaced; move it away"
-                )
+        check_replaceable(path, marker, {*known, *files_in(aside)})
         # A folder cannot be swapped in one step everywhere, so the old one steps aside first.
         old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
         os.replace(path, old)

@@ -12,6 +12,30 @@ if TYPE_CHECKING:
     from actionpiece.evaluation.score import Protocol
     from actionpiece.space import ActionSpace
 
+_SEEDS = 1 << 32  # numpy, torch and the simulators all take as many
+
+
+def _seed(given: list[str]) -> int:
+    try:
+        seed = int(given[0])
+    except ValueError:
+        raise ValueError(f"a seed is a whole number, not {given[0]}") from None
+    if not 0 <= seed < _SEEDS:
+        raise ValueError(f"a seed is a whole number from 0 to {_SEEDS - 1}, not {seed}")
+    return seed
+
+
+Seed = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_seed,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda seed: [str(seed)],
+    ),
+]
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -64,7 +88,7 @@ class ScoreOptions:
     split: Literal["test", "validation", "train", "all"] = "test"
     n: int = 10_000
     k: int = 32
-    draw_seed: int = 0
+    draw_seed: Seed = 0
 
     def protocol(self, horizon: int) -> Protocol:
         """The same as the scoring room wants it."""

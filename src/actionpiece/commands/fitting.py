@@ -11,7 +11,7 @@ import tyro
 
 from actionpiece.commands.console import progress, say
 from actionpiece.normalize import Way
-from actionpiece.options import DataOptions
+from actionpiece.options import DataOptions, Seed
 
 
 def fit_command(name: str) -> Callable[..., None]:
@@ -26,7 +26,7 @@ def fit_command(name: str) -> Callable[..., None]:
         config: Any = default,
         horizon: int = 8,
         normalizer: Way = "minmax",
-        seed: int = 0,
+        seed: Seed = 0,
         device: str = "cpu",
         resume: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ def fit_command(name: str) -> Callable[..., None]:
         "config": tyro.conf.OmitArgPrefixes[type(default)],  # type: ignore[misc]
         "horizon": int,
         "normalizer": Way,
-        "seed": int,
+        "seed": Seed,
         "device": str,
         "resume": bool,
         "return": None,

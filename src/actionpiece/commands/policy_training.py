@@ -12,7 +12,7 @@ import tyro
 
 from actionpiece.commands.console import progress, say
 from actionpiece.errors import ActionPieceError
-from actionpiece.options import DataOptions
+from actionpiece.options import DataOptions, Seed
 
 _VIEWS = {"agent": "image", "wrist": "wrist_image"}  # what the recorder calls them, and what policies are shown
 
@@ -40,7 +40,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         state: bool = False,
         block: int = 1,
         questions: Path | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         device: str = "cpu",
         precision: Literal["mixed", "bf16", "float32"] = "mixed",
         deepspeed: bool = False,
@@ -49,7 +49,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         from actionpiece.arrays import check_device
         from actionpiece.files import check_replaceable
         from actionpiece.policy.examples import Lookings, PolicyExamples
-        from actionpiece.policy.model import POLICY, ActionPolicy, PolicyConfig
+        from actionpiece.policy.model import POLICY, ActionPolicy, PolicyConfig, written_files
         from actionpiece.policy.questions import Questions, read_questions
         from actionpiece.policy.text import SIZES
         from actionpiece.policy.training import Material, train_policy
@@ -57,7 +57,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         from actionpiece.training import is_first, leave
 
         check_device(device)
-        check_replaceable(out, POLICY)  # better known now than after the training
+        check_replaceable(out, POLICY, written_files(out))  # better known now than after the training
         actions = load(tokenizer)
         demos = source.open()
         if demos.space.groups != actions.space.groups:
@@ -121,7 +121,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         "state": bool,
         "block": int,
         "questions": Annotated[Path | None, tyro.conf.arg(metavar="FILE")],
-        "seed": int,
+        "seed": Seed,
         "device": str,
         "precision": Literal["mixed", "bf16", "float32"],
         "deepspeed": bool,

@@ -12,7 +12,7 @@ import tyro
 from actionpiece.commands.console import command_line, console, print_json, progress, say
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import check_folder
-from actionpiece.options import DataOptions, ScoreOptions
+from actionpiece.options import DataOptions, ScoreOptions, Seed
 
 if TYPE_CHECKING:
     from actionpiece.data import Demos
@@ -55,7 +55,7 @@ def compare(
     tokenizers: Annotated[str | None, tyro.conf.arg(metavar="NAME[,NAME...]")] = None,
     recipe: Annotated[Literal["matched", "classical"] | None, tyro.conf.arg(metavar="{matched,classical}")] = None,
     horizon: int = 8,
-    seed: int = 0,
+    seed: Seed = 0,
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     device: str = "cpu",
     together: int = 8,
@@ -209,7 +209,7 @@ def ablate(
     out: Path,
     scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
     rows: str = "rvq,sigreg,neighborhood,temporal,prp,qr,actionpiece,actionpiece-q2,best,pq",
-    seeds: tuple[int, ...] = (0,),
+    seeds: tuple[Seed, ...] = (0,),
     horizon: int = 8,
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     device: str = "cpu",
@@ -261,7 +261,7 @@ def correlate(
     success: str = "success",
     by: Literal["file", "task"] = "file",
     resamples: int = 10_000,
-    seed: int = 0,
+    seed: Seed = 0,
     json: bool = False,
 ) -> None:
     """Do lower error and higher PRC go with success? Ranks within groups, Spearman's correlation over all of them.

@@ -12,7 +12,7 @@ from rich.table import Table
 from actionpiece.commands.console import command_line, console, print_json, progress, say
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import check_folder
-from actionpiece.options import DataOptions
+from actionpiece.options import DataOptions, Seed
 
 
 def record(
@@ -25,7 +25,7 @@ def record(
     horizon: int = 8,
     every: int = 0,
     mistakes: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Record scripted demonstrations in the simulator as a LeRobot v3.0 data set.
 
@@ -85,7 +85,7 @@ def replay(
     episodes: int = 50,
     horizon: int = 8,
     workers: int = 2,
-    seed: int = 0,
+    seed: Seed = 0,
     film: bool = False,
     json: bool = False,
 ) -> None:
@@ -172,7 +172,7 @@ def rollout(
     published: bool = False,
     video: Literal["none", "failures", "all"] = "none",
     workers: int = 2,
-    seed: int = 7,
+    seed: Seed = 7,
     against: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
     json: bool = False,
 ) -> None:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, sha256_of, write_json, writing_folder
+from actionpiece.files import files_in, read_json, sha256_of, write_json, writing_folder
 from actionpiece.policy.generate import Generated, Plan, Sampling
 from actionpiece.policy.prompt import MERGE, Batch, Prompter, learning_inputs, state_words
 from actionpiece.policy.qwen3vl import Forward, Learner
@@ -32,6 +32,13 @@ POLICY = "policy.json"
 _FORMAT = 1
 _PLANS = 8  # recorded shapes that are kept
 _LONGEST = 256  # tokens of an instruction: one client must not be able to fill the memory for all
+
+
+def written_files(folder: Path) -> list[str]:
+    """The files of the policy in a folder, none where there is none: a model in fewer files may take its place."""
+    facts = read_json(folder / POLICY) if (folder / POLICY).is_file() else {}
+    files = facts.get("files") if isinstance(facts, dict) else None
+    return [POLICY, *files] if isinstance(files, list) and all(isinstance(name, str) for name in files) else [POLICY]
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class ActionPolicy:
 
     def save(self, folder: str | Path) -> None:
         """Write the policy with everything it needs: model, text tokenizer, action tokenizer, settings."""
-        with writing_folder(Path(folder), POLICY) as aside, quietly():
+        with writing_folder(Path(folder), POLICY, written_files(Path(folder))) as aside, quietly():
             self.vlm.save_pretrained(aside / "vlm")
             self.text.save_pretrained(aside / "text")
             self.tokenizer.save_pretrained(aside / "tokenizer")
@@ -171,7 +178,7 @@ class ActionPolicy:
                 "vocabulary": dataclasses.asdict(self.vocabulary),
                 "weights": sha256_of(sorted((aside / "vlm").glob("*.safetensors"))),  # tells policies apart
             }
-            write_json(aside / POLICY, facts)
+            write_json(aside / POLICY, facts | {"files": sorted({POLICY, *files_in(aside)})})
 
     # What is learned ----------------------------------------------------------------------------------------------
 
