@@ -71,6 +71,24 @@ def test_each_member_keeps_its_own_card_and_the_splits_are_united(tmp_path):
     assert both.describe()["split"]["seeds"] == [1, 2]
 
 
+def test_a_folders_card_is_that_of_all_files_without_a_nearer_one(tmp_path):
+    root = tmp_path / "mine"
+    npz(root / "a.npz", [3] * 4)
+    npz(root / "deep" / "b.npz", [3] * 4)
+    npz(root / "deep" / "c.npz", [3] * 4, card={"space": "libero", "note": "its own"})
+    lerobot(root / "near" / "d", [6, 7])
+    (root / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "of all"}))
+    (root / "near" / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "nearer"}))
+    (tmp_path / "actionpiece.json").write_text("not looked at: above what was named")
+    demos = open_demos(root)
+    assert demos.space.name == "libero"
+    assert [file["note"] for file in demos.describe()["files"]] == ["of all", "of all", "its own", "nearer"]
+    before = demos.fingerprint()
+    (root / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "changed"}))
+    assert open_demos(root).fingerprint() != before
+    assert open_demos(root / "a.npz").known_space is None  # the folder was not named
+
+
 def test_files_of_one_episode_each_are_split_together(tmp_path):
     for i in range(10):
         aloha(tmp_path / f"episode_{i}.hdf5", 5, value=i)

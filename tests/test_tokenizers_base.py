@@ -175,9 +175,11 @@ def test_a_large_batch_is_the_same_as_its_parts(tok: ActionTokenizer, monkeypatc
     x = chunks(50)
     ids, out = tok.encode(x), tok.decode(tok.encode(x))
     from actionpiece.tokenizers import base, lengths
+    from actionpiece.training import trainable
 
     monkeypatch.setattr(base, "BLOCK", 7)
     monkeypatch.setattr(lengths, "BLOCK", 7)
+    monkeypatch.setattr(trainable, "_SCORES", 1 << 17)  # a few chunks
     assert same(tok.encode(x), ids)
     np.testing.assert_allclose(tok.decode(ids), out, atol=1e-6)
 
@@ -197,14 +199,26 @@ def test_actions_that_are_no_numbers_are_refused(tok: ActionTokenizer) -> None:
         tok.encode([["a"]])
     with pytest.raises(ActionPieceError, match="rectangular"):
         tok.encode([[1.0], [1.0, 2.0]])
-    with pytest.raises(ActionPieceError, match="beyond the range of float32"):
-        tok.encode(np.full((8, 7), 1e300))
+    for size in (1e300, tok.reach * 10):
+        with pytest.raises(ActionPieceError, match="cannot encode actions that are more than"):
+            tok.encode(np.full((8, 7), size), normalized=True)
 
 
 def test_out_of_range_actions_get_valid_ids(tok: ActionTokenizer) -> None:
     for size in (3.0, 100.0):
         ids = tok.encode(chunks() * size)
         assert np.isfinite(tok.decode(ids)).all()
+
+
+def test_ids_are_the_same_where_the_caller_computes_in_half_precision(tok: ActionTokenizer) -> None:
+    x = chunks()
+    ids = tok.encode(x)
+    out = tok.decode(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same(tok.encode(x), ids)
+        np.testing.assert_array_equal(tok.decode(ids), out)
+        back = tok.decode([torch.as_tensor(row) for row in ids])
+        assert np.asarray(back).dtype == np.float32
 
 
 # What is no sequence --------------------------------------------------------------------------------------------------

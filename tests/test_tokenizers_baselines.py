@@ -265,7 +265,7 @@ def test_oats_dropped_tokens_change_nothing_and_all_of_1_2_4_are_drawn(monkeypat
     assert not torch.equal(network.write(values, keep), network.write(values, ~keep))
 
 
-def test_oats_error_falls_with_every_token() -> None:
+def test_oats_error_falls_with_the_tokens_that_nested_dropout_kept() -> None:
     tokenizer = trained("oat")
     train, look, _ = recorded()
     ids = tokenizer.encode(look)
@@ -298,14 +298,14 @@ def test_quests_codes_see_no_later_step_and_its_steps_all_codes_and_no_later_ste
 
 def test_a_later_window_overlaps_and_repeats_its_last_command() -> None:
     x = torch.randn(40, 8, 3, generator=torch.Generator().manual_seed(0))
-    shifts = set()
-    for before, after in zip(x, later(x, torch.Generator().manual_seed(0)), strict=True):
+    batch, shifts = batch_of(new("actioncodec"), 40), set()
+    for before, after in zip(x, later(x, batch), strict=True):
         found = [shift for shift in (1, 2) if torch.equal(after, before[[min(t + shift, 7) for t in range(8)]])]
         assert len(found) == 1
         shifts |= set(found)
     assert shifts == {1, 2}
     one = x[:, :1]
-    assert torch.equal(later(one, torch.Generator()), one)
+    assert torch.equal(later(one, batch), one)
 
 
 def test_info_nce_is_the_mean_cross_entropy_of_finding_the_other_view() -> None:
@@ -331,8 +331,9 @@ def test_the_contrastive_term_keeps_tokens_from_one_moment_to_the_next() -> None
 
 
 def test_quantiser_dropout_keeps_any_first_levels_of_its_share_of_the_chunks() -> None:
-    network = new("actioncodec", config("actioncodec", {"levels": 3, "quantizer_dropout": 0.75})).codec
-    keep = network._kept_levels(20_000, torch.Generator().manual_seed(0))
+    tokenizer = new("actioncodec", config("actioncodec", {"levels": 3, "quantizer_dropout": 0.75}))
+    batch = batch_of(tokenizer)
+    keep = tokenizer.codec._kept_levels(replace(batch, x=batch.x.new_empty(20_000, 0)))
     assert torch.equal(keep, keep.sort(0, descending=True).values)  # no level without those before it
     counts = torch.bincount(keep.sum(0).long(), minlength=4) / 20_000
     np.testing.assert_allclose(counts.numpy(), [0.0, 0.25, 0.25, 0.5], atol=0.02)

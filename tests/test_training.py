@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -19,14 +20,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from actionpiece.errors import ActionPieceError
+from actionpiece.nn.fused import products
 from actionpiece.objectives import Step, combine
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer
-from actionpiece.training import TrainConfig
+from actionpiece.training import Examples, TrainConfig
 from actionpiece.training.checkpoint import NAME as CHECKPOINT
 from actionpiece.training.checkpoint import saved_stretches
 from actionpiece.training.log import Log
 from actionpiece.training.replica import Replica
-from tiny import CHUNKS, PLAIN, SPACE, StopError, fit, replica_of, same, stop_at, tiny
+from tiny import CHUNKS, PLAIN, SPACE, StopError, examples_for, fit, new, replica_of, same, stop_at, tiny
 
 RANDOM = {**PLAIN, "sigreg": 0.1}  # an objective that draws at random
 
@@ -85,6 +87,65 @@ def test_products_of_a_cpu_stay_exact_whatever_the_caller_has_set(monkeypatch: p
         assert (seen, torch.get_float32_matmul_precision()) == ({"highest"}, "high")
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_training_is_the_same_where_the_caller_has_switched_gradients_or_precision() -> None:
+    plain = fit(tiny())
+    with torch.inference_mode():
+        assert same(fit(tiny()), plain)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert same(fit(tiny()), plain)
+
+
+def test_products_put_back_what_either_of_torchs_switches_said() -> None:
+    backends: Any = torch.backends
+    places = backends.cuda.matmul, backends.mkldnn.matmul
+
+    def now() -> list[str]:
+        return [place.fp32_precision for place in places]
+
+    before = now()
+    try:
+        for one, other in itertools.product(("none", "ieee", "tf32"), repeat=2):
+            places[0].fp32_precision, places[1].fp32_precision = one, other
+            with products("highest"):
+                assert now() == ["ieee", "ieee"]
+            assert now() == [one, other]
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.fp32_precision = was
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_tokenizer_encodes_where_torchs_newer_switches_were_used() -> None:
+    """In a process of its own: `none`, which inherits, cannot be told from what it inherits."""
+    script = """
+import torch, actionpiece
+tokenizer = actionpiece.load("libero")
+x = tokenizer.decode([[512 * 0 + slot for slot in range(16)]] * 3)
+ids = tokenizer.encode(x)
+torch.backends.fp32_precision = "tf32"
+assert (tokenizer.encode(x) == ids).all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_batch_that_has_no_spread_is_refused() -> None:
+    with pytest.raises(ActionPieceError, match="standardised by the spread of a batch, and 2 chunks"):
+        fit(tiny(batch=2))
+    fit(tiny({"deviation": 0.0}, batch=2))
+
+
+def test_chunks_in_another_order_are_other_examples() -> None:
+    one = examples_for(new(tiny()))
+    other = Examples(one.chunks.flip(0), None, one.distance, one.normalizer, "cpu")
+    assert one.fingerprint["sum"] != pytest.approx(other.fingerprint["sum"], rel=1e-6)
+    owners = torch.arange(len(one.chunks)) % 2
+    sums = [
+        Examples(one.chunks, None, one.distance, one.normalizer, "cpu", {"embodiment": whose}).fingerprint["extras"]
+        for whose in (owners, 1 - owners)
+    ]
+    assert sums[0] != sums[1]
 
 
 def test_steps_are_those_of_adamw_with_clipped_gradients_at_the_scheduled_rate() -> None:

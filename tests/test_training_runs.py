@@ -28,7 +28,7 @@ from actionpiece.space import ActionSpace, Group
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig
 from actionpiece.training import Examples, TrainConfig, examples, is_first, join
 from actionpiece.training.replica import Replica
-from baselines import BASELINES
+from baselines import BASELINES, batch_of
 from baselines import new as new_baseline
 from conftest import libero_like, smooth
 from tiny import AS_PQ, PLAIN, SPACE, StopError, fit, fit_together, replica_of, same, stop_at, tensors, tiny
@@ -401,6 +401,9 @@ trained("paper again", TOGETHER["paper"], resume=True)
 for kind in baselines.BASELINES:
     settings = baselines.config(kind, steps=4, continuous=2, batch=16)
     (out / f"{kind}-{rank}.json").write_text(json.dumps(digest(baselines.fit(kind, settings))))
+batch = baselines.batch_of(baselines.new("oat"), 8)
+drawn = [batch.rand(2).tolist(), batch.randint(0, 100).tolist()]
+(out / f"drawn-{rank}.json").write_text(json.dumps(drawn))
 values = [torch.zeros(2), torch.zeros(3), torch.zeros(1)]
 for value, gradient in zip(values, (torch.ones(2), torch.arange(3.0), None), strict=True):
     value.grad = gradient if gradient is None else gradient * (int(rank) + 1)
@@ -477,6 +480,17 @@ def test_every_process_gets_the_mean_gradient(two_processes: Path) -> None:
     for rank in (0, 1):
         found = json.loads((two_processes / f"gradients-{rank}.json").read_text())
         assert found == [[1.5, 1.5], [0.0, 1.5, 3.0], None]
+
+
+@pytest.mark.slow
+def test_two_processes_draw_for_their_chunks_what_one_draws(two_processes: Path) -> None:
+    batch = batch_of(new_baseline("oat"), 16)
+    for alone, *shares in zip(
+        (batch.rand(2).tolist(), batch.randint(0, 100).tolist()),
+        *(json.loads((two_processes / f"drawn-{rank}.json").read_text()) for rank in (0, 1)),
+        strict=True,
+    ):
+        assert [alone[rank::2] for rank in (0, 1)] == shares
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from actionpiece.space import ActionSpace
 
 RECORDED = "recorded"
 _EMBEDDED = Path(__file__).parent / RECORDED
+_CARD = "actionpiece.json"  # of a folder
 _SUFFIXES = (".npz", ".hdf5", ".h5")
 _KNOWN = "an .npz, .hdf5 or .h5 file, a LeRobot folder, or a folder of these"
 
@@ -32,8 +33,9 @@ def open_demos(
     makes some that no robot has executed.
 
     Only metadata is read (npz files, which are compressed as a whole, excepted); episodes are read when asked for,
-    and at most about 512 MB of decoded actions stay in memory. A card beside a file (`<stem>.json`) or in a LeRobot
-    folder (`actionpiece.json`) is followed.
+    and at most about 512 MB of decoded actions stay in memory. Cards are followed: one beside a file (`<stem>.json`),
+    or one in a folder (`actionpiece.json`), which is that of everything below it that has no nearer one. A split in
+    such a card is made of each file by itself.
 
     space: the action space, or its name; it overrides the cards'. Without either, everything but `demos.space` works.
     action_key: the dataset or column that holds the actions, where it is not the format's usual one.
@@ -53,8 +55,7 @@ def open_demos(
             members.append(_generated())
             continue
         for path, label in [(_EMBEDDED, RECORDED)] if str(text) == RECORDED else _find(Path(text)):
-            reader, card = _read(path, cache, action_key)
-            members.append(Member.of(reader, card, label))
+            members.append(Member.of(_read(path, cache, action_key), read_card(_card_of(path, Path(text))), label))
     where = [str(member.reader.path.resolve()) if member.reader.path else member.where for member in members]
     if len(set(where)) < len(where):  # the copies would end up on both sides of the split
         twice = next(member.where for member, place in zip(members, where, strict=True) if where.count(place) > 1)
@@ -122,15 +123,23 @@ def _no_entry(error: OSError) -> None:
     raise ActionPieceError(f"{error.filename} cannot be looked into: {error.strerror}")
 
 
-def _read(path: Path, cache: Cache, action_key: str | None) -> tuple[Reader, Card]:
+def _card_of(path: Path, named: Path) -> Path:
+    """Where the card of a member is, if it has one. named: what the user named, which it is or lies in."""
+    own = path / _CARD if path.is_dir() else path.with_suffix(".json")
+    if path == named or own.is_file():
+        return own
+    above = [folder for folder in path.parents if folder == named or named in folder.parents]
+    return next((folder / _CARD for folder in above if (folder / _CARD).is_file()), own)
+
+
+def _read(path: Path, cache: Cache, action_key: str | None) -> Reader:
     # h5py and pyarrow are imported by the formats that need them: opening an npz should not wait for either.
     if path.is_dir():
         from actionpiece.data.lerobot import LeRobotReader
 
-        return LeRobotReader(path, cache, action_key), read_card(path / "actionpiece.json")
-    card = read_card(path.with_suffix(".json"))
+        return LeRobotReader(path, cache, action_key)
     if path.suffix.lower() == ".npz":
-        return NpzReader(path, cache, action_key), card
+        return NpzReader(path, cache, action_key)
     from actionpiece.data.hdf5 import Hdf5Reader
 
-    return Hdf5Reader(path, cache, action_key), card
+    return Hdf5Reader(path, cache, action_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -50,10 +50,23 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def products(precision: Literal["highest", "high"]) -> Iterator[None]:
-    """Matrix products of float32 in whole float32 (`highest`), or on GPUs with ten bits of mantissa (`high`, TF32)."""
-    before = torch.get_float32_matmul_precision()
+    """Matrix products of float32 in whole float32 (`highest`), or on GPUs with ten bits of mantissa (`high`, TF32).
+
+    torch has an old switch for all devices and newer ones for each, and who has used the newer ones may not ask for
+    the old one any more.
+    """
+    backends: Any = torch.backends
+    places = backends.cuda.matmul, backends.mkldnn.matmul
+    before = [place.fp32_precision for place in places]
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        old = None
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if old is not None:
+            torch.set_float32_matmul_precision(old)
+        for place, was in zip(places, before, strict=True):
+            place.fp32_precision = was

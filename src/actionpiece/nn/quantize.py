@@ -130,6 +130,12 @@ class ResidualVQ(nn.Module):
         self.register_buffer("count", torch.ones(levels, books, codes))
         self.register_buffer("total", self.codebook.clone())
 
+    @property
+    def scores_per_chunk(self) -> int:
+        """How many distances to codewords are known at once for every chunk that is quantised."""
+        levels, _, size, _ = self.codebook.shape
+        return self.slots * levels * size
+
     def forward(self, features: Tensor, shift: Tensor | None = None) -> Quantized:
         """Quantise slot features (B, S, W); see `project`."""
         return self.quantize(self.project(features, shift))

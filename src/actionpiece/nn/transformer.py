@@ -135,7 +135,8 @@ class Stack(HalfProducts):
         self.gains = nn.Parameter(random_signs(length, width))
         self.blocks = nn.ModuleList(SelfBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.read_gains = nn.Parameter(random_signs(self.wanted, width))
+        # Drawn for all: how many are asked for does not change what else is drawn.
+        self.read_gains = nn.Parameter(random_signs(length, width)[-self.wanted :].clone())
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ average in a batch of ours); rate, batch and steps of the matched comparison, an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,7 +98,7 @@ class ActionCodecConfig:
         if (
             not 0 <= self.quantizer_dropout < 1
             or self.embedding < 0
-            or not min(self.temperature, self.alignment_temperature) > 0
+            or not (0 < self.temperature < math.inf and 0 < self.alignment_temperature < math.inf)
         ):
             raise ActionPieceError(
                 "quantizer_dropout must lie from 0 to below 1, embedding not below 0, temperatures above 0"
@@ -164,10 +165,10 @@ class ActionCodecNetwork(VectorQuantized):
         embodiment = batch.extra("embodiment").long() if self.embodiments > 1 else self._own(x)
         views, whose = x, embodiment
         if weights.get("contrast"):  # one pass for both windows of every chunk
-            views, whose = torch.cat((x, later(x, batch.generator))), torch.cat((embodiment, embodiment))
+            views, whose = torch.cat((x, later(x, batch))), torch.cat((embodiment, embodiment))
         features = self.encoder(self.embed(views), whose)
         u = self.quantizer.project(features)
-        quantized = self.quantizer.quantize(u[: len(x)], self._kept_levels(len(x), batch.generator))
+        quantized = self.quantizer.quantize(u[: len(x)], self._kept_levels(batch))
         decoded = self.write(quantized.output, embodiment)
         objectives = {
             "reconstruction": lambda: F.mse_loss(decoded, x),
@@ -181,25 +182,22 @@ class ActionCodecNetwork(VectorQuantized):
         assert self.align is not None
         return info_nce(self.align(features.mean(1)), embedding.to(features.dtype), self.alignment_temperature)
 
-    def _kept_levels(self, size: int, generator: torch.Generator) -> Tensor | None:
+    def _kept_levels(self, batch: Batch) -> Tensor | None:
         """(Q, B) which levels each chunk keeps: all, or for the share that is dropped, any first few."""
         if not self.dropout:
             return None
-        device = self.quantizer.codebook.device
-        few = torch.randint(1, self.levels + 1, (size,), generator=generator, device=device)
-        dropped = torch.rand(size, generator=generator, device=device) < self.dropout
+        few, dropped = batch.randint(1, self.levels + 1), batch.rand() < self.dropout
         count = torch.where(dropped, few, self.levels)
-        return (torch.arange(self.levels, device=device)[:, None] < count).float()
+        return (torch.arange(self.levels, device=count.device)[:, None] < count).float()
 
     def compiled(self) -> list[nn.Module]:
         return [self.encoder, self.decoder]
 
 
-def later(x: Tensor, generator: torch.Generator) -> Tensor:
+def later(x: Tensor, batch: Batch) -> Tensor:
     """Every chunk of (B, H, D) one or more steps later, up to a quarter of it, with the last command repeated."""
-    size, horizon, _ = x.shape
-    most = max(horizon // 4, 1)
-    shift = torch.randint(1, most + 1, (size, 1), generator=generator, device=x.device)
+    horizon = x.shape[1]
+    shift = batch.randint(1, max(horizon // 4, 1) + 1)[:, None]
     steps = (torch.arange(horizon, device=x.device) + shift).clamp_max(horizon - 1)
     return x.gather(1, steps[..., None].expand_as(x))
 

@@ -8,7 +8,8 @@ one of the two classes of `lengths`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -27,6 +28,16 @@ from actionpiece.tokenizers.saving import SavedFolder
 Errors = Literal["raise", "mask"]
 Progress = Callable[[float, str], None]  # fraction done, what is being done
 BLOCK = 16384  # chunks worked on at a time, so that a large batch does not need a large machine
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """What is computed within is computed as the code says, where a caller has switched on autocast."""
+    with ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,8 @@ class ActionTokenizer(SavedFolder, abc.ABC):
     token_order: ClassVar[str]
     #: Whether `decode(ids[:, :k], prefix=True)` works: the first tokens alone give a coarse chunk.
     has_prefix: ClassVar[bool] = False
+    #: The largest size of a normalised value that it can encode.
+    reach: ClassVar[float] = torch.finfo(torch.float32).max
     #: What `fit` may be given for every chunk beside its actions.
     takes_extras: ClassVar[tuple[str, ...]] = ()
 
@@ -73,6 +86,9 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     @classmethod
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    @as_written()
     def fit(
         cls,
         chunks: Any,
@@ -167,6 +183,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
     def bits_per_chunk(self, mean_tokens: float) -> float:
         """How many bits a chunk's tokens can hold, for a mean number of tokens per chunk."""
 
+    @as_written()
     def encode(self, actions: Any, *, normalized: bool = False) -> Any:
         """Token ids of one chunk (H, D) or of many (B, H, D).
 
@@ -183,12 +200,15 @@ class ActionTokenizer(SavedFolder, abc.ABC):
         if not normalized:
             batch = self.normalizer.normalize(batch.to(torch.float64))
         batch = batch.float()
-        if not bool(torch.isfinite(batch).all()):
-            raise ActionPieceError(f"{self.kind} cannot encode actions that are beyond the range of float32")
+        if not bool((batch.abs() <= self.reach).all()):
+            raise ActionPieceError(
+                f"{self.kind} cannot encode actions that are more than {self.reach:.2g} once they are normalised"
+            )
         with torch.no_grad():
             blocks = self._encode_all(batch) if len(batch) else []
         return self._pack_ids(blocks, single=x.ndim == 2, device=device, as_torch=is_torch)
 
+    @as_written()
     def decode(self, ids: Any, *, prefix: bool = False, errors: Errors = "raise", normalized: bool = False) -> Any:
         """Actions (H, D) or (B, H, D), float32, of token ids as `encode` gives them.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class LearnedTokenizer(FixedLengthTokenizer):
     """
 
     codec: Trainable
+    #: Far beyond what it was trained on, and well before float32 overflows within the network.
+    reach: ClassVar[float] = 1e9
 
     def __init__(self, config: Any, **rest: Any) -> None:
         super().__init__(config, **rest)
@@ -98,7 +101,7 @@ class LearnedTokenizer(FixedLengthTokenizer):
         return {"codec": json.loads(json.dumps({**asdict(self.config), "train": asdict(TrainConfig())}))}
 
     def _encode(self, x: Tensor) -> Tensor:
-        codes = self.codec.encode(x)
+        codes = self.codec.encode_all(x)
         codes = codes + self.codec.code_count * torch.arange(self.levels, device=x.device)
         return codes.transpose(1, 2).flatten(1)
 
@@ -202,7 +205,7 @@ def check_codebooks(kind: str, config: Codebooks) -> None:
     """Refuse settings of a residual quantiser that do not fit."""
     if config.levels < 1 or config.codes < 2 or config.code_dim < 1:
         raise ActionPieceError(f"{kind} needs at least 1 level and 2 codes of at least 1 dimension")
-    if not 0 < config.decay < 1 or not 0 <= config.dead_share < 1 or config.deviation < 0:
+    if not 0 < config.decay < 1 or not 0 <= config.dead_share < 1 or not 0 <= config.deviation < math.inf:
         raise ActionPieceError("decay must lie between 0 and 1, dead_share from 0 to below 1, deviation not below 0")
 
 

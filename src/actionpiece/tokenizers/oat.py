@@ -128,8 +128,8 @@ class OATNetwork(Trainable):
 
     def losses(self, batch: Batch) -> Losses:
         values = self.quantizer(self.encoder(batch.x)).values
-        drawn = torch.randint(len(self.kept), (len(values), 1), generator=batch.generator, device=values.device)
-        keep = torch.arange(self.tokens, device=values.device) < self.kept[drawn]
+        kept = self.kept[batch.randint(0, len(self.kept))]
+        keep = torch.arange(self.tokens, device=values.device) < kept[:, None]
         decoded = self.write(values, keep)
         terms = weigh({"reconstruction": lambda: F.mse_loss(decoded, batch.x)}, batch.config.weights, batch.x)
         return Losses(*terms, lambda: None)
@@ -157,11 +157,14 @@ class OATNetwork(Trainable):
 
 
 class OATTokenizer(LearnedTokenizer):
-    """Tokens in the order of the registers: every prefix decodes."""
+    """Tokens in the order of the registers: every prefix decodes.
+
+    Training knows prefixes of 1, 2, 4, ... and all tokens; with one in between, a token more need not be nearer.
+    """
 
     kind = "oat"
     config_class = OATConfig
-    token_order = "registers from coarse to fine"
+    token_order = "registers from coarse to fine, in steps of 1, 2, 4, ... tokens"
     has_prefix = True
     config: OATConfig
 

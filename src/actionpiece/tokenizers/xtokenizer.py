@@ -11,6 +11,7 @@ the matched comparison.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -82,7 +83,7 @@ class XTokenizerConfig:
         sizes = {"slots": self.slots, "encoder_depth": self.encoder_depth, "decoder_depth": self.decoder_depth}
         check_baseline("xtokenizer", self.train, OBJECTIVES, width=self.width, heads=self.heads, **sizes)
         check_codebooks("xtokenizer", self)
-        if not 0 < self.hide < 1 or self.teacher < 0 or not self.temperature > 0:
+        if not 0 < self.hide < 1 or self.teacher < 0 or not 0 < self.temperature < math.inf:
             raise ActionPieceError("hide must lie between 0 and 1, teacher not below 0, temperature above 0")
         if bool(self.teacher) != bool(self.train.weights.get("teacher")):
             raise ActionPieceError("features of a teacher and a weight of that objective come together or not at all")
@@ -125,7 +126,7 @@ class XTokenizerNetwork(VectorQuantized):
 
     def losses(self, batch: Batch) -> Losses:
         x = batch.x
-        hidden = torch.rand(x.shape[:2], generator=batch.generator, device=x.device) < self.hide
+        hidden = batch.rand(x.shape[1]) < self.hide
         # One pass for the chunk as it is and as it is masked.
         whole, part = self.project(torch.cat((x, x)), torch.cat((torch.zeros_like(hidden), hidden))).chunk(2)
         gist, full = self.quantizer.quantize(part, levels=1), self.quantizer.quantize(whole)

@@ -20,6 +20,12 @@ _CROWD = 10_000  # chunks among which neighbours are sought: as many as PRC look
 _NEIGHBORS = 32
 
 
+def _sum(rows: Tensor) -> float:
+    """A number that tells rows (N, ...) from others, and from the same in another order."""
+    place = torch.arange(1, len(rows) + 1, dtype=torch.float64, device=rows.device)
+    return float(rows.double().flatten(1).sum(1) @ place) if rows.ndim > 1 else float(rows.double() @ place)
+
+
 class Examples:
     """Normalised training chunks (N, H, D) and validation chunks; several runs may share them.
 
@@ -39,13 +45,12 @@ class Examples:
         self.distance, self.normalizer = distance, normalizer
         self.fingerprint: dict[str, Any] = {
             "chunks": list(chunks.shape),
-            "sum": float(chunks.double().sum()),
+            "sum": _sum(chunks),
             "distance": distance.to_dict(),
         }
         self.extras = {name: extra.to(device) for name, extra in (extras or {}).items()}
         if self.extras:
-            sums = {name: float(extra.double().sum()) for name, extra in self.extras.items()}
-            self.fingerprint["extras"] = sums
+            self.fingerprint["extras"] = {name: _sum(extra) for name, extra in self.extras.items()}
         self.chunks = chunks.to(device)
         self.validation = validation.to(device) if validation is not None else None
         self.physical = distance.features(normalizer.denormalize(self.chunks), dtype=torch.float32)

@@ -19,6 +19,10 @@ class PhysicalCodec(Codec, Trainable):
     def code_count(self) -> int:
         return self.quantizer.codebook.shape[2]
 
+    @property
+    def scores_per_chunk(self) -> int:
+        return super().scores_per_chunk + self.quantizer.scores_per_chunk
+
     def losses(self, batch: Batch) -> Losses:
         decoded, features, quantized = self(batch.x)
         examples = batch.examples

@@ -20,7 +20,7 @@ from torch import Tensor
 from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.prc import prc
 from actionpiece.nn.fused import GPU_OPTIONS, fast_halves
-from actionpiece.nn.quantize import ResidualVQ
+from actionpiece.nn.quantize import ResidualVQ, Standardize
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import BLOCK, Examples
 from actionpiece.training.half import HalfWeights
@@ -29,6 +29,8 @@ from actionpiece.training.trainable import Batch, Losses, Trainable
 
 _APART = 0.3  # of a gradient that was compiled, from the plain one; half precision makes a few hundredths of it
 _NO_GRADIENT = 0.1  # of a network's typical gradient: less may be rounding
+_LOOKED_AT = 4096  # validation chunks decoded at a time
+_SPREAD = 3  # chunks; two that are standardised are always 1 and -1
 _WARM_UP = 3  # steps before the capture: what is set up on first use must not be recorded
 
 
@@ -50,6 +52,15 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)
 
 
+def _check_batch(codec: Trainable, config: TrainConfig) -> None:
+    own = config.batch // world_size()
+    if own < _SPREAD and any(isinstance(module, Standardize) for module in codec.modules()):
+        raise ActionPieceError(
+            f"vectors are standardised by the spread of a batch, and {own} chunks for each process have none: no"
+            f" gradient would be left; take {_SPREAD} or more, or a quantiser with deviation=0"
+        )
+
+
 class Replica:
     """The moving parts of one run. `captured`: record the step once and replay it; needs a GPU."""
 
@@ -57,6 +68,7 @@ class Replica:
         self.run, self.examples, self.config = run, examples, run.config
         device = examples.device
         self.codec = run.codec.to(device)
+        _check_batch(run.codec, run.config)
         self.done = 0
         self.began, self.before = 0, list[dict[str, Any]]()  # the first step taken here, and where those before were
         self.generator = torch.Generator(device).manual_seed(run.seed)  # of what objectives draw
@@ -263,8 +275,8 @@ class Replica:
         if chunks is None or self.done <= self.config.continuous:
             return {}
         with torch.compiler.set_stance("force_eager"):  # another batch size: not worth compiling for
-            codes = self.codec.encode(chunks)
-            decoded = self.codec.decode(codes)
+            codes = self.codec.encode_all(chunks)
+            decoded = torch.cat([self.codec.decode(part) for part in codes.split(_LOOKED_AT)])
         size = self.codec.code_count
         used = torch.stack([torch.bincount(level.flatten(), minlength=size) > 0 for level in codes.unbind(-1)])
         found = {

@@ -15,14 +15,17 @@ from actionpiece.errors import ActionPieceError
 from actionpiece.nn.quantize import Quantized, ResidualVQ
 from actionpiece.training.config import TrainConfig
 from actionpiece.training.examples import Examples
+from actionpiece.training.ranks import rank, world_size
+
+_SCORES = 1 << 26  # numbers at once: a quarter of a gigabyte
 
 
 @dataclass(frozen=True)
 class Batch:
     """What a step sees. x: (B, H, D) normalised chunks. index: (B,) which of the examples they are.
 
-    generator: for all that is drawn at random; on the device of the tensors. emphasis: (D,) what multiplies the
-    columns' errors.
+    generator: for all that is drawn at random; on the device of the tensors, and alike in all processes that train
+    together. emphasis: (D,) what multiplies the columns' errors.
     """
 
     x: Tensor
@@ -31,6 +34,21 @@ class Batch:
     config: TrainConfig
     generator: torch.Generator
     emphasis: Tensor
+
+    def rand(self, *shape: int) -> Tensor:
+        """Uniform numbers (B, *shape). They are of the chunk, whichever of several processes it falls to."""
+        return self._own(torch.rand(self._all, *shape, generator=self.generator, device=self.x.device))
+
+    def randint(self, low: int, high: int) -> Tensor:
+        """(B,) whole numbers from low to below high, likewise."""
+        return self._own(torch.randint(low, high, (self._all,), generator=self.generator, device=self.x.device))
+
+    @property
+    def _all(self) -> int:
+        return len(self.x) * world_size()
+
+    def _own(self, drawn: Tensor) -> Tensor:
+        return drawn[rank() :: world_size()]  # as `Examples.batches` shares chunks out
 
     def extra(self, name: str) -> Tensor:
         """What came with these chunks under this name, (B, ...); see `ActionTokenizer.fit`."""
@@ -81,6 +99,16 @@ class Trainable(nn.Module, abc.ABC):
     def decode(self, codes: Tensor) -> Tensor:
         """Chunks of codes (B, S, Q)."""
 
+    def encode_all(self, x: Tensor) -> Tensor:
+        """`encode`, so many chunks at a time that what is between them and their codes fits in a small machine."""
+        block = max(1, _SCORES // self.scores_per_chunk)
+        return torch.cat([self.encode(part) for part in x.split(block)])
+
+    @property
+    def scores_per_chunk(self) -> int:
+        """About how many numbers there are at once for every chunk that is encoded."""
+        return 1 << 14  # a few dozen vectors of some hundred numbers
+
     @abc.abstractmethod
     def start(self, x: Tensor, generator: torch.Generator, first: Tensor | None) -> None:
         """Start the codebooks from chunks, where there are any. first: known codebooks of the first level."""
@@ -110,6 +138,10 @@ class VectorQuantized(Trainable):
     @property
     def code_count(self) -> int:
         return self.quantizer.codebook.shape[2]
+
+    @property
+    def scores_per_chunk(self) -> int:
+        return super().scores_per_chunk + self.quantizer.scores_per_chunk
 
     def continuous(self, x: Tensor) -> Tensor:
         return self.write(self.quantizer.project_out(self.project(x)))
