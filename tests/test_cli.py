@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from actionpiece.data import generate
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers import KINDS, RECIPES
+from actionpiece.tokenizers.saving import TRAINED
 from tiny import tiny
 
 ROW_KEYS = {
@@ -181,6 +183,27 @@ def test_where_a_tokenizer_cannot_be_saved_is_said_before_the_fit(
     assert run(["fit", "binning", "--data", demos, "--out", "."], monkeypatch) == 0
     there = sorted(path.name for path in (tmp_path / "empty").iterdir())  # the folder was replaced
     assert there == ["config.json", "model.safetensors"]
+
+
+def test_nothing_that_was_fitted_is_lost_to_a_second_fit(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t"
+    fit = ["fit", "small", "--data", demos, "--out", out, "--steps", 3, "--checkpoint-every", 1]
+    fit += ["--warmup", 0, "--settle", 0, "--batch", 8, "--codes", 8]
+    assert run(fit, monkeypatch) == 0
+    assert run(["inspect", out], monkeypatch) == 0
+    assert "small (kind actionpiece): 16 tokens" in capsys.readouterr().out
+    before = (out / "config.json").read_text()
+    assert run(["fit", "binning", "--data", demos, "--out", out], monkeypatch) == 2
+    assert "t holds a tokenizer already; --overwrite replaces it" in capsys.readouterr().err.replace("\n", "")
+    assert (out / "config.json").read_text() == before
+    assert run([*fit, "--resume"], monkeypatch) == 0  # it was over
+    shutil.rmtree(out)
+    assert run(fit, monkeypatch) == 2
+    assert "t.run beside it holds a training that came to step 3: --resume" in capsys.readouterr().err
+    assert run([*fit, "--overwrite"], monkeypatch) == 0
+    assert run(["fit", "binning", "--data", demos, "--out", out, "--overwrite"], monkeypatch) == 0
 
 
 def test_brackets_in_a_note_are_shown_as_they_are(
@@ -451,6 +474,9 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
         "a mistyped tokenizer": ["eval", str(folder / "typo"), "--data", str(good), *libero],
         "a file for a folder": ["compare", "--data", str(good), *libero, "--out", str(good)],
         "folder that is not ours": ["fit", "binning", "--data", str(good), *libero, "--out", str(folder)],
+        "no such tokenizer": ["fit", "pk", "--data", str(good), "--out", str(folder / "out")],
+        "one that is not fitted yet": ["eval", "pq", "--data", str(good), *libero],
+        "a tokenizer for a policy": ["policy", "serve", str(TRAINED / "libero")],
         "no such row": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", "rvq,none"],
         "no rows": ["ablate", "--data", str(good), *libero, "--out", str(folder / "o"), "--rows", ","],
         "a file for an ablation": ["ablate", "--data", str(good), *libero, "--out", str(good)],

@@ -325,6 +325,12 @@ def test_the_command_trains_and_saves_what_rollouts_load(data: Path, tmp_path: P
             run(command(data, tmp_path / "other", *wrong))
     with pytest.raises(ActionPieceError, match="holds no pictures"):
         run(command(Path("recorded"), tmp_path / "other"))
+    with pytest.raises(ActionPieceError, match="holds a policy already; --overwrite replaces it"):
+        run(command(tmp_path / "none", tmp_path / "policy"))
+    (tmp_path / "policy").rename(tmp_path / "moved")
+    with pytest.raises(ActionPieceError, match=r"policy\.run beside it holds an interrupted training: --resume"):
+        run(command(tmp_path / "none", tmp_path / "policy"))
+    (tmp_path / "moved").rename(tmp_path / "policy")
     (tmp_path / "policy" / "notes.txt").write_text("do not touch")
     with pytest.raises(ActionPieceError, match=r"also holds notes\.txt"):  # before the data are looked for
         run(command(tmp_path / "none", tmp_path / "policy"))

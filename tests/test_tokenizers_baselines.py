@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+import actionpiece
 from actionpiece.errors import ActionPieceError
 from actionpiece.metrics.codes import code_use, token_overlap
 from actionpiece.objectives import info_nce
@@ -26,7 +27,7 @@ from actionpiece.tokenizers.actioncodec import later
 from actionpiece.tokenizers.fastervq import FASTerVQConfig, FASTerVQNetwork
 from actionpiece.tokenizers.learned import LearnedTokenizer
 from actionpiece.tokenizers.xtokenizer import hidden_error
-from actionpiece.training import TrainConfig
+from actionpiece.training import Examples, TrainConfig
 from baselines import BASELINES, batch_of, config, fit, fit_together, new, recorded, same
 from conftest import aloha_like, smooth
 from tiny import StopError, stop_at
@@ -146,6 +147,7 @@ def test_a_step_never_looks_at_a_value_so_it_can_be_recorded(kind: str) -> None:
     """Fake tensors have shapes and no values: to read one, or to make a shape of it, is an error."""
     tokenizer = new(kind)
     batch = batch_of(tokenizer)
+    tokenizer.codec.losses(batch)  # some steps are taken before one is recorded
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = replace(batch, x=mode.from_tensor(batch.x), index=mode.from_tensor(batch.index))
         losses = tokenizer.codec.losses(fake)
@@ -296,16 +298,23 @@ def test_quests_codes_see_no_later_step_and_its_steps_all_codes_and_no_later_ste
 # --- ActionCodec
 
 
-def test_a_later_window_overlaps_and_repeats_its_last_command() -> None:
-    x = torch.randn(40, 8, 3, generator=torch.Generator().manual_seed(0))
-    batch, shifts = batch_of(new("actioncodec"), 40), set()
-    for before, after in zip(x, later(x, batch), strict=True):
-        found = [shift for shift in (1, 2) if torch.equal(after, before[[min(t + shift, 7) for t in range(8)]])]
-        assert len(found) == 1
-        shifts |= set(found)
-    assert shifts == {1, 2}
-    one = x[:, :1]
-    assert torch.equal(later(one, batch), one)
+def test_a_later_window_is_the_one_in_the_training_data_as_far_as_it_goes() -> None:
+    tokenizer = new("actioncodec")
+    steps = torch.randn(30, 7, generator=torch.Generator().manual_seed(0))
+    windows = steps.unfold(0, 8, 1).transpose(1, 2)  # (23, 8, 7)
+    order = torch.randperm(23, generator=torch.Generator().manual_seed(1))
+    examples = Examples(windows[order], None, tokenizer.distance, tokenizer.normalizer, "cpu")
+    following = examples.following[order.argsort()]
+    assert torch.equal(torch.where(following < 0, -1, order[following]), torch.tensor([*range(1, 23), -1]))
+    index, shifts = torch.arange(23), set()
+    for seed in range(5):
+        batch = replace(batch_of(tokenizer, 23, seed=seed), x=examples.chunks, index=index, examples=examples)
+        for first, view in zip(order.tolist(), later(batch), strict=True):
+            expected = [torch.stack([steps[min(first + t + shift, 29)] for t in range(8)]) for shift in (1, 2)]
+            found = [shift for shift, window in zip((1, 2), expected, strict=True) if torch.equal(view, window)]
+            assert found
+            shifts |= {(first >= 21, *found)}
+    assert {(False, 1), (False, 2), (True, 1), (True, 2)} <= shifts
 
 
 def test_info_nce_is_the_mean_cross_entropy_of_finding_the_other_view() -> None:
@@ -322,12 +331,24 @@ def test_info_nce_is_the_mean_cross_entropy_of_finding_the_other_view() -> None:
 
 
 def test_the_contrastive_term_keeps_tokens_from_one_moment_to_the_next() -> None:
-    chunks, _, _ = recorded(9)
-    overlaps = []
-    for tokenizer in (trained("actioncodec", contrast=0.0), trained("actioncodec", contrast=1.5)):
-        now, then = chunks[:500, :8], chunks[:500, 1:]
-        overlaps.append(token_overlap(tokenizer.encode(now), tokenizer.encode(then)))
-    assert overlaps[1] > overlaps[0] + 0.01
+    demos = actionpiece.open_demos("recorded")
+    split = demos.split()
+    windows = actionpiece.Chunks(demos, split.train[:60], horizon=8)
+    look = actionpiece.Chunks(demos, split.validation, horizon=9).sample(1000, 0)
+    settings = {**LEARNING["actioncodec"], "width": 32, "tokens": 8}
+    schedule = {"learning_rate": 1e-3, "warmup": 20, "schedule": "cosine", "start_chunks": 1000}
+    length = {"steps": 800, "batch": 64, "continuous": 100}
+    overlaps, errors = [], []
+    for contrast in (0.0, 1.0):
+        weights = {**BASELINES["actioncodec"]["train"]["weights"], "contrast": contrast}
+        given = config("actioncodec", settings, weights=weights, **length, **schedule)
+        tokenizer = tokenizer_class("actioncodec").fit(windows[np.arange(len(windows))], demos.space, given)
+        now, then = (tokenizer.encode(side) for side in (look[:, :8], look[:, 1:]))
+        overlaps.append(token_overlap(now, then))
+        errors.append(normalised_error(tokenizer, look[:, :8], tokenizer.decode(now)))
+    # Over six seeds 0.71 to 0.76 without it and 0.80 to 0.84 with it.
+    assert overlaps[1] > overlaps[0] + 0.03
+    assert errors[1] < 2 * errors[0]
 
 
 def test_quantiser_dropout_keeps_any_first_levels_of_its_share_of_the_chunks() -> None:

@@ -53,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_all,
 }
 
+_SETTINGS = (tyro.conf.FlagCreatePairsOff,)
 _ABOUT = "Action tokenizers for vision-language-action policies: fit, measure, compare."
 
 
@@ -62,8 +63,17 @@ def run(arguments: Sequence[str]) -> None:
         from actionpiece.commands.fitting import fit_command
         from actionpiece.tokenizers import KINDS, RECIPES
 
-        table = {name: fit_command(name) for name in [*KINDS, *RECIPES]}
-        _parse(table, arguments[1:], "actionpiece fit", "Fit a tokenizer on the training episodes of a data set.")
+        names = [*KINDS, *RECIPES]
+        named = next(iter(arguments[1:]), "-")
+        if named in names:  # flags of others do not concern whoever has named one
+            command = fit_command(named)
+            _let_flow(command)
+            tyro.cli(command, prog=f"actionpiece fit {named}", args=list(arguments[2:]), config=_SETTINGS)
+        elif named.startswith("-"):
+            table = {name: fit_command(name) for name in names}
+            _parse(table, arguments[1:], "actionpiece fit", "Fit a tokenizer on the training episodes of a data set.")
+        else:
+            raise ActionPieceError(f"there is no tokenizer '{named}' to fit; there are {', '.join(names)}")
     elif arguments[:1] == ["data"]:
         _parse({"info": data_info}, arguments[1:], "actionpiece data", "Look at demonstrations.")
     elif arguments[:1] == ["policy"]:
@@ -88,7 +98,7 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
         prog=program,
         description=about,
         args=list(arguments) or ["--help"],
-        config=(tyro.conf.FlagCreatePairsOff,),
+        config=_SETTINGS,
     )
 
 

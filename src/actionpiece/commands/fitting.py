@@ -10,6 +10,7 @@ from typing import Any
 import tyro
 
 from actionpiece.commands.console import progress, say
+from actionpiece.errors import ActionPieceError
 from actionpiece.normalize import Way
 from actionpiece.options import DataOptions, Seed
 
@@ -29,6 +30,7 @@ def fit_command(name: str) -> Callable[..., None]:
         seed: Seed = 0,
         device: str = "cpu",
         resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
         from actionpiece.evaluation.contenders import fit
         from actionpiece.evaluation.score import Training
@@ -37,8 +39,11 @@ def fit_command(name: str) -> Callable[..., None]:
         from actionpiece.training import is_first, leave
 
         place = out.absolute()  # "." has no name
+        run = place.with_name(f"{place.name}.run")
         check_savable(out)  # better known now than after the fit
         check_folder(place.parent)
+        if not (resume or overwrite):
+            _check_nothing_lost(out, run)
         demos = source.open()
         with progress() as show:
             show(0.0, "reading demonstrations")
@@ -50,7 +55,7 @@ def fit_command(name: str) -> Callable[..., None]:
                 config=config,
                 normalizer=normalizer,
                 seed=seed,
-                run=place.with_name(f"{place.name}.run"),
+                run=run,
                 resume=resume,
                 device=device,
                 progress=lambda fraction, what: show(fraction, f"{name}: {what}"),
@@ -58,6 +63,8 @@ def fit_command(name: str) -> Callable[..., None]:
         leave()
         if not is_first():  # several processes trained one tokenizer
             return
+        if name in RECIPES:
+            tokenizer.provenance["recipe"] = name
         tokenizer.save_pretrained(out)
         say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
         say(f"Next: {shlex.join(['actionpiece', 'eval', str(out), *source.flags()])}")
@@ -71,6 +78,7 @@ def fit_command(name: str) -> Callable[..., None]:
         "seed": Seed,
         "device": str,
         "resume": bool,
+        "overwrite": bool,
         "return": None,
     }
     command.__doc__ = f"""Fit `{name}`: {(RECIPES.get(name) or KINDS[name])[2]}.
@@ -82,5 +90,21 @@ def fit_command(name: str) -> Callable[..., None]:
         seed: of everything random in the fit.
         device: where a learned tokenizer trains: cpu or cuda.
         resume: go on from the checkpoint of a learned tokenizer's interrupted training.
+        overwrite: replace a tokenizer that is there, or begin anew where a training was interrupted.
     """
     return command
+
+
+def _check_nothing_lost(out: Path, run: Path) -> None:
+    """A tokenizer may have taken hours, and so may the beginning of one."""
+    from actionpiece.tokenizers.saving import CONFIG
+    from actionpiece.training.checkpoint import saved_step
+
+    if (out / CONFIG).is_file():
+        raise ActionPieceError(f"{out} holds a tokenizer already; --overwrite replaces it")
+    step = saved_step(run)
+    if step is not None:
+        raise ActionPieceError(
+            f"{run.name} beside it holds a training that came to step {step:,}: --resume goes on from there,"
+            " --overwrite begins anew"
+        )

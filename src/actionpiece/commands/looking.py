@@ -22,7 +22,8 @@ def tokenize(
     """Write the token ids of a whole data set to parquet files; run again to go on after an interrupt.
 
     Args:
-        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero, or of a
+            repository on the Hugging Face hub (owner/name).
         out: folder for the shards and their manifest.
         stride: steps between the starts of consecutive chunks.
         tail: at an episode's end, repeat the last command (as policies need it) or drop windows that run past it.
@@ -51,7 +52,8 @@ def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:
     """Say what a tokenizer folder holds: kind, vocabulary, action space, scales, what it was fitted on.
 
     Args:
-        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero, or of a
+            repository on the Hugging Face hub (owner/name).
         json: print one JSON document and nothing else.
     """
     from actionpiece.report.facts import describe_tokenizer, show_tokenizer

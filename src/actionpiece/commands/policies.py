@@ -37,7 +37,7 @@ def serve(
 
     Args:
         policy: folder of a trained policy, or package.module:maker or path/to/file.py:maker, where maker() returns an
-            object with act(observation) -> (H, D) commands.
+            object with act(observation) -> (H, D) commands. If it has warm_up() this is called before robots come.
         host: address to listen on; 0.0.0.0 is all of this machine's.
         port: to listen on; 0 is any free one.
         token_file: a file with a secret that clients must send; without one everybody who reaches the port is served.
@@ -61,6 +61,8 @@ def serve(
         max_wait_ms=max_wait_ms,
     )
     loaded = load_policy(policy)
+    if hasattr(loaded, "warm_up"):
+        loaded.warm_up()
     server = PolicyServer(loaded, config)
     if config.token is None and not is_loopback(host):
         warn(f"{host} can be reached from other machines and no token is asked for (--token-file)")

@@ -45,9 +45,11 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         precision: Literal["mixed", "bf16", "float32"] = "mixed",
         deepspeed: bool = False,
         resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
         from actionpiece.arrays import check_device
-        from actionpiece.files import check_replaceable
+        from actionpiece.files import check_folder, check_replaceable
+        from actionpiece.policy.checkpoint import holds_state
         from actionpiece.policy.examples import Lookings, PolicyExamples
         from actionpiece.policy.model import POLICY, ActionPolicy, PolicyConfig, written_files
         from actionpiece.policy.questions import Questions, read_questions
@@ -57,7 +59,18 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         from actionpiece.training import is_first, leave
 
         check_device(device)
+        place = out.absolute()  # "." has no name
+        run = place.with_name(f"{place.name}.run")
         check_replaceable(out, POLICY, written_files(out))  # better known now than after the training
+        check_folder(place.parent)
+        if not (resume or overwrite):
+            if (out / POLICY).is_file():
+                raise ActionPieceError(f"{out} holds a policy already; --overwrite replaces it")
+            if holds_state(run):
+                raise ActionPieceError(
+                    f"{run.name} beside it holds an interrupted training: --resume goes on from there, --overwrite"
+                    " begins anew"
+                )
         actions = load(tokenizer)
         demos = source.open()
         if demos.space.groups != actions.space.groups:
@@ -96,7 +109,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
                 device=device,
                 precision=precision,
                 deepspeed=deepspeed,
-                folder=out.with_name(f"{out.name}.run"),
+                folder=run,
                 resume=resume,
                 progress=show,
             )
@@ -126,6 +139,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         "precision": Literal["mixed", "bf16", "float32"],
         "deepspeed": bool,
         "resume": bool,
+        "overwrite": bool,
         "return": None,
     }
     train.__doc__ = """Train a policy on demonstrations with pictures: next-token prediction of a tokenizer's ids.
@@ -133,7 +147,8 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     `torchrun --nproc_per_node=8 -m actionpiece policy train …` shares the training among processes.
 
     Args:
-        tokenizer: folder of a fitted action tokenizer, or the name of one that comes with the package.
+        tokenizer: folder of a fitted action tokenizer, or the name of one that comes trained, such as libero, or of
+            a repository on the Hugging Face hub (owner/name).
         out: folder for the policy. Log and checkpoint are kept in OUT.run beside it.
         vlm: `small` or `tiny`, untrained Qwen3-VL models that need no download; or a folder or hub name of
             released Qwen3-VL weights, such as Qwen/Qwen3-VL-4B-Instruct.
@@ -148,5 +163,6 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         precision: on a GPU: weights in float32 and products in bfloat16; all in bfloat16; or all in float32.
         deepspeed: ZeRO-2, with the settings that come with the package.
         resume: go on from the checkpoint of an interrupted training.
+        overwrite: replace a policy that is there, or begin anew where a training was interrupted.
     """
     return train

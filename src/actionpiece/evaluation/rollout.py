@@ -93,6 +93,8 @@ def picture_size(policy: str) -> int:
 
 def _facts(policy: str) -> dict[str, Any]:
     """What a policy's folder says of itself; nothing for others."""
+    if (Path(policy) / "config.json").is_file() and not (Path(policy) / "policy.json").exists():
+        raise ActionPieceError(f"{policy} holds a tokenizer, not a policy; `actionpiece policy train` makes one")
     facts = read_json(Path(policy) / "policy.json") if Path(policy).is_dir() else {}
     return facts if isinstance(facts, dict) else {}
 

@@ -40,6 +40,11 @@ def save_state(
     accelerator.wait_for_everyone()
 
 
+def holds_state(folder: Path) -> bool:
+    """Whether `save_state` wrote something there."""
+    return (folder / NAME).is_file() or any((folder / name).is_dir() for name in (SHARDED, f"{SHARDED}.part"))
+
+
 def forget_state(folder: Path) -> None:
     """Remove what `save_state` wrote."""
     (folder / NAME).unlink(missing_ok=True)

@@ -346,6 +346,12 @@ class ActionPolicy:
             for action, probs in zip(actions, made.log_probs[:count], strict=True)
         ]
 
+    def warm_up(self) -> None:
+        """Answer a made-up question: the first answer takes long, on a GPU where the pass is compiled most of all."""
+        black = np.zeros((self.config.side, self.config.side, 3), np.uint8)
+        state = {"observation/state": np.asarray(self.config.state_low)} if self.config.state else {}
+        self.act({"prompt": "", **{f"observation/{view}": black for view in self.config.views}, **state})
+
     def act(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Commands (H, D) for an observation: what `rollout` asks a policy for."""
         return self.act_batch([observation])[0]["actions"]

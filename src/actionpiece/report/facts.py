@@ -37,9 +37,9 @@ def show_tokenizer(console: Console, facts: dict[str, Any]) -> None:
     """Print what `describe_tokenizer` gave."""
     tokens = facts["tokens_per_chunk"] or "a varying number of"
     space = facts["space"]
-    console.print(
-        f"[bold]{facts['kind']}[/bold]: {tokens} tokens of {facts['vocab_size']} for {facts['horizon']} steps"
-    )
+    recipe = facts["provenance"].get("recipe")
+    name = f"[bold]{escape(str(recipe))}[/bold] (kind {facts['kind']})" if recipe else f"[bold]{facts['kind']}[/bold]"
+    console.print(f"{name}: {tokens} tokens of {facts['vocab_size']} for {facts['horizon']} steps")
     table = _facts_table()
     table.add_fact("token order", facts["token_order"])
     table.add_fact("prefix decoding", "yes" if facts["has_prefix"] else "no")

@@ -7,10 +7,10 @@ residual levels with quantiser dropout in level-major order (`actioncodec-48`); 
 
 Ours, since its training was never released: squared error; weights and temperatures of the two contrastive terms (warm
 for the windows, which it then draws together; a cold one has chunks told apart, by details that change from step to
-step); the overlapping window of a chunk is the chunk some steps later with its last command repeated, so that no more
-than the chunk itself is needed; both terms compare chunks of one batch; codebook dimension and standardised vectors as
-in our other codecs; a codeword is dead below a share of the average use (the paper's threshold of 2 is more than the
-average in a batch of ours); rate, batch and steps of the matched comparison, and its min-max normaliser.
+step); which training chunks are overlapping windows is found out from the chunks, since nothing else is given; both
+terms compare chunks of one batch; codebook dimension and standardised vectors as in our other codecs; a codeword is
+dead below a share of the average use (the paper's threshold of 2 is more than the average in a batch of ours); rate,
+batch and steps of the matched comparison, and its min-max normaliser.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ActionCodecNetwork(VectorQuantized):
         embodiment = batch.extra("embodiment").long() if self.embodiments > 1 else self._own(x)
         views, whose = x, embodiment
         if weights.get("contrast"):  # one pass for both windows of every chunk
-            views, whose = torch.cat((x, later(x, batch))), torch.cat((embodiment, embodiment))
+            views, whose = torch.cat((x, later(batch))), torch.cat((embodiment, embodiment))
         features = self.encoder(self.embed(views), whose)
         u = self.quantizer.project(features)
         quantized = self.quantizer.quantize(u[: len(x)], self._kept_levels(batch))
@@ -194,12 +194,20 @@ class ActionCodecNetwork(VectorQuantized):
         return [self.encoder, self.decoder]
 
 
-def later(x: Tensor, batch: Batch) -> Tensor:
-    """Every chunk of (B, H, D) one or more steps later, up to a quarter of it, with the last command repeated."""
-    horizon = x.shape[1]
-    shift = batch.randint(1, max(horizon // 4, 1) + 1)[:, None]
-    steps = (torch.arange(horizon, device=x.device) + shift).clamp_max(horizon - 1)
-    return x.gather(1, steps[..., None].expand_as(x))
+def later(batch: Batch) -> Tensor:
+    """For every chunk of (B, H, D) the window one or more steps later, up to a quarter of it.
+
+    Where an episode ends, and where a window is not among the training chunks, the last command is repeated.
+    """
+    chunks, following = batch.examples.chunks, batch.examples.following
+    horizon = chunks.shape[1]
+    most = max(horizon // 4, 1)
+    at, left = batch.index, batch.randint(1, most + 1)
+    for _ in range(most):
+        goes_on = (left > 0) & (following[at] >= 0)
+        at, left = torch.where(goes_on, following[at], at), left - goes_on.long()
+    steps = (torch.arange(horizon, device=at.device) + left[:, None]).clamp_max(horizon - 1)
+    return chunks[at].gather(1, steps[..., None].expand_as(batch.x))
 
 
 class ActionCodecTokenizer(LearnedTokenizer):

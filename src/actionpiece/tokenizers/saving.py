@@ -207,6 +207,10 @@ def find_folder(path: str | Path) -> Path:
     if folder.exists():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or folder.parent.is_dir():
+        from actionpiece.tokenizers import KINDS, RECIPES
+
+        if name in KINDS or name in RECIPES:
+            raise ActionPieceError(f"{name} is to be fitted first (actionpiece fit {name} …); give its folder here")
         raise ActionPieceError(f"there is no tokenizer at {path}, and none of that name comes with the package")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -215,7 +219,9 @@ def find_folder(path: str | Path) -> Path:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
     except (OSError, HfHubHTTPError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ActionPieceError(f"there is no folder {path}, and the hub did not give one: {reason}") from None
+        raise ActionPieceError(
+            f"there is no folder {path} here, and the Hugging Face hub did not give one of that name: {reason}"
+        ) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:

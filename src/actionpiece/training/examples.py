@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,6 +85,14 @@ class Examples:
             raise ActionPieceError(f"there are {known} neighbours to choose {config.companions} companions from")
         chosen = picks[:, rank() :: world, :known].argsort(-1)[..., : config.companions].to(self.device)
         return torch.cat((index[..., None], self.neighbors[index].gather(-1, chosen)), -1).flatten(1)
+
+    @cached_property
+    def following(self) -> Tensor:
+        """(N,) which chunk is the window one step later: it begins as this one goes on. -1 where there is none."""
+        chunks = self.chunks.cpu().numpy()
+        heads, rests = (np.ascontiguousarray(part).reshape(len(chunks), -1) for part in (chunks[:, :-1], chunks[:, 1:]))
+        begins = {head.tobytes(): number for number, head in enumerate(heads)}
+        return torch.tensor([begins.get(rest.tobytes(), -1) for rest in rests], device=self.device)
 
     @cached_property
     def neighbors(self) -> Tensor:
