@@ -38,6 +38,10 @@ KINDS = {
     "best": "best",
 }
 ERRORS, ORDERS = (0.2, 0.3, 0.5, 1, 2, 3, 5), (0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995)  # ticks
+TITLES = {
+    "libero_4suite_bspline_recon": "LIBERO, smoothed",
+    "libero_env_teleop_yshedan": "raw teleoperation in the same simulator",
+}
 FAR = 5.0  # errors beyond it would press all others together: they are named instead
 
 
@@ -93,7 +97,7 @@ def points(options: Options) -> dict[str, list[dict[str, Any]]]:
         rows = [cell["row"] for cell in read_json(options.before)["cells"]]
         mean = {key: float(np.mean([row[key] for row in rows])) for key in ("mse", "prc")}
         first = beside(read_json(options.ablations[0]), options.ablations[0])
-        first.append({"name": "best before", "kind": "best", **mean, "seeds": len(rows)})
+        first.append({"name": "best, earlier start", "kind": "best", **mean, "seeds": len(rows)})
     for path in options.fronts:
         document = read_json(path)
         own = beside(document, path)
@@ -145,7 +149,7 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.minorticks_off()
         axes.margins(x=0.2, y=0.12)
         axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # points stay where labels find them
-        axes.set_title(data, fontsize=9)
+        axes.set_title(TITLES.get(data, data), fontsize=9)
         axes.set_xlabel("MSE x1e-4 (left is better)")
         axes.set_ylabel("PRC@32 (up is better)")
         axes.grid(color="#e7eaed")

@@ -60,7 +60,7 @@ def test_points_are_means_and_the_front_is_unbeaten(measured_front: Any, tmp_pat
     more = json.loads((tmp_path / "more.json").read_text())
     assert "--before" in more["command"]
     assert "--fronts" in more["command"]
-    assert [p["mse"] for p in more["points"]["libero"] if "before" in p["name"]] == [pytest.approx(2e-6)]
+    assert [p["mse"] for p in more["points"]["libero"] if "earlier" in p["name"]] == [pytest.approx(2e-6)]
     assert {**more["points"]["libero"][-1], "name": ""} == {
         "name": "", "kind": "blend", "mse": 1.5e-5, "prc": 0.965, "seeds": 1, "bits_per_chunk": 144, "front": True
     }  # fmt: skip
