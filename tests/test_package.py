@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import actionpiece
+from actionpiece.data.card import Card, read_card
+from actionpiece.space import ActionSpace
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,6 +59,19 @@ def test_the_architecture_names_every_room() -> None:
         if path.name.startswith("_") or path.suffix not in ("", ".py"):
             continue
         assert f"`{path.name}{'/' if path.is_dir() else ''}`" in text, path.name
+
+
+def test_the_documented_card_and_action_space_are_read(tmp_path: Path) -> None:
+    card, space = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
+    (tmp_path / "card.json").write_text(card)
+    (tmp_path / "short.json").write_text(
+        re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    )
+    assert read_card(tmp_path / "card.json").split == read_card(tmp_path / "short.json").split is not None
+    assert {field.name for field in dataclasses.fields(Card)} - {"path", "space_path", "ahead"} == json.loads(
+        card
+    ).keys()
+    assert ActionSpace.from_json(space).groups == ActionSpace.preset("libero").groups
 
 
 def test_the_readme_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,9 @@ class Anchor:
     original: tuple[float, ...]
     decoded: tuple[float, ...]
 
+    def __str__(self) -> str:
+        return f"chunk {self.index}: rho {self.rho:.3f} over its {len(self.neighbors)} neighbours"
+
 
 @dataclass(frozen=True, repr=False)
 class PRCResult:
