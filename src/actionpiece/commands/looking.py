@@ -67,7 +67,9 @@ def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:
 
 
 def data_info(
-    data: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")]],
+    data: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="(required)")]
+    ],
     space: Annotated[str | None, tyro.conf.arg(metavar="SPACE")] = None,
     action_key: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
     json: bool = False,

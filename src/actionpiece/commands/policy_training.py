@@ -129,7 +129,9 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         "vlm": str,
         "recipe": str,
         "config": tyro.conf.OmitArgPrefixes[type(default)],  # type: ignore[misc]
-        "cameras": tuple[str, ...],
+        "cameras": Annotated[
+            tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint="(default: all)")
+        ],
         "side": int,
         "state": bool,
         "block": int,
@@ -153,7 +155,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         vlm: `small` or `tiny`, untrained Qwen3-VL models that need no download; or a folder or hub name of
             released Qwen3-VL weights, such as Qwen/Qwen3-VL-4B-Instruct.
         recipe: whose defaults to take: `small`, or `paper` for released weights on several GPUs.
-        cameras: in the order in which the model sees them; all of the data's when not given.
+        cameras: of the data, in the order in which the model sees them.
         side: of the pictures the model sees, a multiple of 32; the data's own for untrained models, else 224.
         state: write the robot's state into the prompt, as whole numbers over its range in the training data.
         block: tokens that are predicted at once; the number of slots fits level-major tokenizers.
