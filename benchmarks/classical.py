@@ -133,7 +133,7 @@ def main(options: Options) -> None:
         # After every data set: an interrupted run keeps what it has.
         write_json(options.out.with_suffix(".json"), documents)
         with writing(options.out.with_suffix(".md")) as aside:
-            aside.write_text(page(documents))
+            aside.write_text(page(documents), encoding="utf-8")
 
 
 if __name__ == "__main__":

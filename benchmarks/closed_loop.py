@@ -116,7 +116,8 @@ def held_out(logs: dict[str, str], name: str) -> dict[str, float]:
         raise ActionPieceError(f"--logs has no {name}")
     if not Path(logs[name]).is_file():
         raise ActionPieceError(f"there is no log {logs[name]}")
-    looks = [json.loads(line) for line in Path(logs[name]).read_text().splitlines() if "val_accuracy" in line]
+    lines = Path(logs[name]).read_text(encoding="utf-8").splitlines()
+    looks = [json.loads(line) for line in lines if "val_accuracy" in line]
     if not looks:
         raise ActionPieceError(f"{logs[name]} has no look at episodes held out")
     return {key: looks[-1][f"val_{key}"] for key in ("accuracy", "translation_mm", "rotation_deg")}
@@ -189,7 +190,7 @@ def main(options: Options) -> None:
     document = gather(options)
     write_json(options.out.with_suffix(".json"), document)
     with writing(options.out.with_suffix(".md")) as aside:
-        aside.write_text(page(document))
+        aside.write_text(page(document), encoding="utf-8")
     with writing(options.out.with_suffix(".svg")) as aside:
         draw(document, aside)
     print(page(document))

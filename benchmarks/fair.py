@@ -165,7 +165,7 @@ def main(options: Options) -> None:
         raise ActionPieceError(f"{options.compared} has no learned tokenizer")
     write_json(options.out.with_suffix(".json"), document)
     with writing(options.out.with_suffix(".md")) as aside:
-        aside.write_text(page(document))
+        aside.write_text(page(document), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def main(options: Options) -> None:
     }
     write_json(options.out.with_suffix(".json"), document)
     with writing(options.out.with_suffix(".md")) as aside:
-        aside.write_text(page(document))
+        aside.write_text(page(document), encoding="utf-8")
     with writing(options.out.with_suffix(".svg")) as aside:
         draw(document, aside)
 

@@ -107,6 +107,17 @@ def test_compare_prints_rows_and_writes_a_report(
     assert (row["mse"], row["prc"]) == (printed["rows"][0]["mse"], printed["rows"][0]["prc"])
 
 
+def test_text_is_written_as_utf_8_and_printed_whatever_the_locale(demos: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "actionpiece", "compare", "--data", demos, "--tokenizers", "binning", "--n", "60"]
+    plain = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    out = tmp_path / "out"
+    done = subprocess.run([*command, "--out", out], capture_output=True, timeout=120, env=plain)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"binning" in done.stdout
+    assert "×10⁻⁴" in (out / "tables.md").read_text(encoding="utf-8")
+    assert json.loads((out / "results.json").read_text(encoding="utf-8"))["rows"]
+
+
 def test_a_tokenizer_whose_training_breaks_off_costs_nothing_but_its_row(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect as inspection
+import io
 import os
 import re
 import select
@@ -132,6 +133,8 @@ def main() -> None:
     """The entry point of the `actionpiece` command."""
     # Tokenizers make many small parallel calls; threads that spin between them starve everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack our signs; that must not cost the results
     try:
         run(sys.argv[1:])
         sys.stdout.flush()

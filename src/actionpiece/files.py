@@ -103,7 +103,7 @@ def writing_folder(path: Path, marker: str, known: Collection[str] = ()) -> Iter
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all."""
     with writing(path) as aside:
-        aside.write_text(json.dumps(value, indent=1) + "\n")
+        aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

@@ -161,7 +161,7 @@ def ablate(
     results["table"] = table(results["cells"])
     write_json(out / "ablation.json", results)
     with writing(out / "ablation.md") as aside:
-        aside.write_text(page(results))
+        aside.write_text(page(results), encoding="utf-8")
     from actionpiece.report.ablation import draw
 
     with writing(out / "ablation.svg") as aside:

@@ -264,7 +264,7 @@ def write_comparison(out: Path, comparison: Comparison) -> list[Path]:
     results, pictures = comparison.results, comparison.pictures
     write_json(out / "results.json", results)
     with writing(out / "tables.md") as aside:
-        aside.write_text(markdown_page(results))
+        aside.write_text(markdown_page(results), encoding="utf-8")
     if "tables" not in results:
         with writing(out / "report.html") as aside:
             write_report(aside, results, pictures)

@@ -262,6 +262,6 @@ def write_correlation(out: Path, results: dict[str, Any]) -> None:
 
     write_json(out / "correlation.json", results)
     with writing(out / "correlation.md") as aside:
-        aside.write_text(page(results))
+        aside.write_text(page(results), encoding="utf-8")
     with writing(out / "correlation.svg") as aside:
         draw(results, aside)

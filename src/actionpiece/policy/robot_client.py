@@ -243,7 +243,7 @@ def main() -> None:
     try:
         token = None
         if arguments.token_file:
-            with open(arguments.token_file) as file:
+            with open(arguments.token_file, encoding="utf-8") as file:
                 token = file.read().strip()
         with RobotClient(arguments.uri, token) as robot:
             print(f"the server says: {robot.metadata}")

@@ -261,7 +261,7 @@ def _staging(folder: Path, settings: Settings, backend: str) -> Iterator[None]:
 
     folder.mkdir(parents=True, exist_ok=True)
     wanted = settings.decisive() | {"made_with": _versions(settings, backend)}
-    with (folder / _LOCK).open("w") as lock:  # given back when the process ends, however it does
+    with (folder / _LOCK).open("wb") as lock:  # given back when the process ends, however it does
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -108,7 +108,7 @@ def _result(worker: _Worker, attempt: Attempt, job: Job) -> bool:
     if isinstance(answer, ActionPieceError):  # a mistake in what was given, which only shows when it is tried
         raise ActionPieceError(f"{name}: {answer}")
     log = job.folder / f"crash-{attempt.task.replace('/', '.')}-{attempt.number:06d}.txt"
-    log.write_text(answer)
+    log.write_text(answer, encoding="utf-8", errors="backslashreplace")
     raise ActionPieceError(f"{name} crashed: {answer.strip().splitlines()[-1]} (all of it is in {log})")
 
 

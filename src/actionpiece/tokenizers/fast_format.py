@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, writing_folder
+from actionpiece.files import read_json, write_json, writing_folder
 
 PROCESSOR = "processor_config.json"
 TOKENIZER = "tokenizer.json"
@@ -88,12 +87,12 @@ def write_fast(path: str | Path, saved: FastFolder) -> Path:
         "model_max_length": 10**30,  # transformers' way of saying that there is no limit
     }
     with writing_folder(folder, marker=PROCESSOR) as aside:
-        (aside / PROCESSOR).write_text(json.dumps(processor, indent=1) + "\n")
+        write_json(aside / PROCESSOR, processor)
         for place in _PLACES:
             (aside / place).mkdir(exist_ok=True)
             (aside / place / TOKENIZER).write_text(saved.tokenizer_json, encoding="utf-8")
-            (aside / place / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1) + "\n")
-            (aside / place / "special_tokens_map.json").write_text("{}\n")
+            write_json(aside / place / "tokenizer_config.json", tokenizer)
+            write_json(aside / place / "special_tokens_map.json", {})
     return folder
 
 

@@ -22,14 +22,14 @@ class Log:
         kept = []
         if done and self.path.is_file():
             # A line cut short by a kill is the last one, and later than the checkpoint.
-            lines = [line for line in self.path.read_text().splitlines() if line.endswith("}")]
+            lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
             kept = [line for line in lines if json.loads(line)["step"] <= done]
-        self.path.write_text("".join(f"{line}\n" for line in kept))
+        self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         self.board = _board(folder / "tensorboard", done) if tensorboard else None
 
     def write(self, step: int, values: dict[str, float]) -> None:
         entry: dict[str, Any] = {"step": step, "seconds": round(time.perf_counter() - self.began, 3), **values}
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.board is not None:
             for name, value in values.items():
