@@ -146,6 +146,9 @@ def test_a_line_that_was_cut_short_is_dropped_and_a_damaged_one_is_named(tmp_pat
     path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
     with pytest.raises(ActionPieceError, match="line 2 is not JSON"):
         Journal(path)
+    path.write_bytes(b'{"key": "a"}\n{"key": "\xe9"}\n')
+    with pytest.raises(ActionPieceError, match=r"line 2 is not JSON: .*utf-8"):
+        Journal(path)
     path.write_text("[1]\n")
     with pytest.raises(ActionPieceError, match="line 1 is not of an episode"):
         Journal(path)

@@ -69,16 +69,15 @@ class Journal:
 
 def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
     """The whole lines of a journal. mend: a last one that a kill cut short is taken out of the file."""
-    text = path.read_text()
-    whole, _, rest = text.rpartition("\n")
+    whole, _, rest = path.read_bytes().rpartition(b"\n")
     if rest and mend:
         with writing(path) as aside:
-            aside.write_text(whole + "\n" if whole else "")
+            aside.write_bytes(whole + b"\n" if whole else b"")
     lines = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
+            value = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ActionPieceError(f"{path}: line {number} is not JSON: {error}") from None
         if not isinstance(value, dict) or not isinstance(value.get("key"), str):
             raise ActionPieceError(f"{path}: line {number} is not of an episode")
