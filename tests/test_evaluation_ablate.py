@@ -153,6 +153,8 @@ def test_cells_of_another_ablation_are_refused(tmp_path: Path) -> None:
         ({"rows": ("rvq", "x")}, "no row 'x'"),
         ({"rows": ()}, "at least one row"),
         ({"seeds": ()}, "one seed"),
+        ({"rows": ("pq", "rvq", "pq")}, "the row pq is named twice"),
+        ({"seeds": (0, 1, 0)}, "the seed 0 is named twice"),
         ({"together": 0}, "one cell at a time"),
         ({"steps": 0}, "at least one step"),
     ],

@@ -111,6 +111,10 @@ def ablate(
     check_device(device)
     if not rows or not seeds:
         raise ActionPieceError("an ablation needs at least one row and one seed")
+    for what, given in (("row", rows), ("seed", seeds)):
+        twice = [one for number, one in enumerate(given) if one in given[:number]]
+        if twice:  # the same cell would count as several, and make a deviation look small
+            raise ActionPieceError(f"the {what} {twice[0]} is named twice")
     if together < 1 or (steps is not None and steps < 1):
         raise ActionPieceError("at least one step and one cell at a time are needed")
     protocol = protocol or Protocol()
