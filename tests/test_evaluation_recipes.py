@@ -64,9 +64,10 @@ def test_within_a_number_of_bits_every_tokenizer_is_as_large_as_fits(demos: Any,
 
 def test_further_contenders_join_the_tables_into_which_they_fit(demos: Any, training: Training) -> None:
     found = resolve((SMALL[0], dataclasses.replace(SMALL[1], entries=())), demos, training)
-    joined = found.joined({"small": 100.0, "large": 200.0})
-    assert [table["names"] for table in joined.tables] == [["binning", "small", "large"], ["small"]]
-    assert joined.missing[-1] == {"table": "within-144-bits", "name": "large", "why": "it takes 200 bits"}
+    joined = found.joined({"small": 100.0, "large": 200.0, "just": 144.3})
+    assert [table["names"] for table in joined.tables] == [["binning", "small", "large", "just"], ["small"]]
+    assert joined.missing[-2] == {"table": "within-144-bits", "name": "large", "why": "it takes 200 bits"}
+    assert joined.missing[-1]["why"] == "it takes 144.3 bits"
 
 
 def test_a_recipe_is_looked_for_once(

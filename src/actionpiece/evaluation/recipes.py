@@ -115,7 +115,7 @@ class Resolved:
             fit_in = [name for name, taken in bits.items() if table["bits"] is None or taken <= table["bits"]]
             tables.append(table | {"names": table["names"] + [one for one in fit_in if one not in table["names"]]})
             missing += [
-                {"table": table["name"], "name": name, "why": f"it takes {taken:.0f} bits"}
+                {"table": table["name"], "name": name, "why": f"it takes {f'{taken:.1f}'.removesuffix('.0')} bits"}
                 for name, taken in bits.items()
                 if name not in fit_in
             ]
