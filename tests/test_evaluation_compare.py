@@ -406,6 +406,13 @@ def test_those_that_are_not_trained_yet_can_be_left_out(demos: Any, training: Tr
         compare(demos, contenders[2:3], **shared)
 
 
+def test_an_n_that_is_too_small_is_told_from_a_split_that_is(demos: Any, training: Training) -> None:
+    with pytest.raises(ActionPieceError, match="n = 10 is too few for PRC@32, which needs 33 chunks or more"):
+        Protocol(n=10)
+    with pytest.raises(ActionPieceError, match=r"the test split has \d+ chunks of 8 steps, and PRC@9999 needs"):
+        ScoringSet.of(demos, training, Protocol(n=10_000, k=9_999))
+
+
 def test_only_training_is_shortened() -> None:
     assert with_steps(FastConfig(), 5) == FastConfig()
     assert with_steps(None, 5) is None

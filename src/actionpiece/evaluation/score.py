@@ -45,6 +45,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if min(self.horizon, self.n) < 1 or self.k < 2:
             raise ActionPieceError("at least one step and one chunk can be scored, with at least two neighbours")
+        if self.n <= self.k:
+            raise ActionPieceError(f"n = {self.n} is too few for PRC@{self.k}, which needs {self.k + 1} chunks or more")
 
 
 @dataclass(frozen=True)
