@@ -106,19 +106,55 @@ def test_rollouts_of_the_same_tasks_are_one_group(write: Any) -> None:
     files = [f"{n}={write(f'{n}.json', rolled(s))}" for n, s in SUCCESS.items()]
     found = read([*files, write("scores.json", compared())])
     assert [(one.group, one.tokenizer, one.prc, one.success) for one in found] == [
-        ("rollouts of lift, door", n, PRC[n], SUCCESS[n]) for n in NAMES
+        ("rollouts of door, lift", n, PRC[n], SUCCESS[n]) for n in NAMES
     ]
     assert {one.group for one in read(files, by="task")} == {"rollouts of lift", "rollouts of door"}
     with pytest.raises(ActionPieceError, match="does not say its tokenizer: write TOKENIZER="):
         read([files[0].partition("=")[2]])
-    with pytest.raises(ActionPieceError, match="'a' is twice in the group"):
-        read([files[0], files[0]])
+    turned = rolled(0.9)
+    turned["tasks"] = dict(reversed(turned["tasks"].items()))  # the order of the tasks is no other group
+    assert {one.group for one in read([*files, f"e={write('e.json', turned)}"])} == {"rollouts of door, lift"}
     with pytest.raises(ActionPieceError, match="3 episodes crashed; run that rollout once more"):
         read([f"a={write('broken.json', rolled(0.5) | {'errors': 3})}"])
     other = compared()
     other["rows"][0]["mse"] = 1.0
     with pytest.raises(ActionPieceError, match="several errors for the tokenizer 'a'"):
         read([*files, write("scores.json", compared()), write("other.json", other)])
+
+
+def test_rollouts_that_were_not_made_alike_are_no_group(write: Any, tmp_path: Path) -> None:
+    settings = {"seed": 7, "execute": 8, "size": 128, "published": False}
+    first = write("a.json", rolled(0.1) | {"settings": settings})
+    other = write("b.json", rolled(0.2) | {"settings": settings | {"seed": 8, "execute": 4}})
+    with pytest.raises(ActionPieceError, match=r"b\.json was rolled out with another seed and execute than .*a\.json"):
+        read([f"a={first}", f"b={other}"])
+    (tmp_path / "older").mkdir()
+    older = write("older/results.json", rolled(0.2))  # what it says itself is not there, but its folder does
+    write("older/settings.json", settings | {"policy": "x", "size": 64})
+    with pytest.raises(ActionPieceError, match="another size than"):
+        read([f"a={first}", f"b={older}"], by="task")
+    assert len(read([f"a={first}", f"b={write('c.json', rolled(0.2))}"])) == 2  # it is not known of this one
+
+
+def test_a_file_counts_once(write: Any, tmp_path: Path) -> None:
+    file, rollout = write("t.csv", TABLE), write("a.json", rolled(0.1))
+    for files in ([file, file], [file, f"{tmp_path}/../{tmp_path.name}/t.csv"], [f"a={rollout}", f"b={rollout}"]):
+        with pytest.raises(ActionPieceError, match=r"(t\.csv|a\.json) is named twice"):
+            read(files)
+    with pytest.raises(ActionPieceError, match=r"two\.csv is a copy of .*t\.csv"):
+        read([file, write("two.csv", TABLE)])
+
+
+def test_what_correlate_wrote_itself_is_passed_over(write: Any, tmp_path: Path) -> None:
+    file = write("table.json", compared() | {"replay": {"rows": replay_rows(SUCCESS)}})
+    first = analyse([file], resamples=100)
+    write_correlation(tmp_path, first)
+    own = str(tmp_path / "correlation.json")
+    again = analyse([own, file], resamples=100)
+    assert again["files"] == first["files"]
+    assert again["groups"] == first["groups"]
+    with pytest.raises(ActionPieceError, match="what correlate wrote itself; name those that it is to read"):
+        analyse([own], resamples=100)
 
 
 def test_a_column_of_rows_may_be_the_success(write: Any) -> None:
@@ -135,7 +171,7 @@ def test_a_column_of_rows_may_be_the_success(write: Any) -> None:
 
 def test_two_files_of_one_name_are_two_groups(write: Any) -> None:
     document = compared() | {"replay": {"rows": replay_rows(SUCCESS)}}
-    found = read([write("one.json", document), write("two.json", document)])
+    found = read([write("one.json", document), write("two.json", document | {"seed": 1})])
     assert len({one.group for one in found}) == 2
     assert len(found) == 8
 

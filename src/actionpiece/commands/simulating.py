@@ -229,7 +229,9 @@ def rollout(
         )
     facts = environment() | simulator()
     notes = picture_notes(tasks) if size or published else []
-    results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, **summary(lines)}
+    settings = {"seed": seed, "execute": execute, "size": size, "published": published}
+    results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, "settings": settings}
+    results |= summary(lines)
     unpaired = None
     if other is not None:
         try:

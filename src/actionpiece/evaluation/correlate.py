@@ -2,7 +2,7 @@
 
 Groups come from files: a file of `compare --replay` or `replay` is a group (or one for each of its tasks), rollouts of
 several policies on the same tasks are one, and a table names its own. Files without success are looked through for the
-error and PRC of tokenizers that others only name.
+error and PRC of tokenizers that others only name, and files that `correlate` wrote itself are passed over.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from actionpiece.metrics.correlation import LEAST, Group, correlate, normalized_
 
 By = Literal["file", "task"]
 _COLUMNS = ("group", "tokenizer", "mse", "prc")
+_SETTINGS = ("seed", "execute", "size", "published")  # by which rollouts of one group may not differ
+_OURS = {"fidelity", "prc", "difference", "left_out"}  # what a file of `write_correlation` has, and no other
 _KINDS = "what compare, replay, rollout or ablate writes, nor a table with the columns group, tokenizer, mse and prc"
 
 
@@ -39,18 +41,43 @@ class Evaluation:
     key: str | None = None
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file to read. tokenizer: that of a rollout, as it was named. content: the rows of CSV, or what JSON holds."""
+
+    path: Path
+    tokenizer: str | None
+    content: Any
+    sha256: str
+
+
 @dataclass
 class _Scores:
-    """Error and PRC of tokenizers, by fingerprint and by name; a name that stands for several values is no answer."""
+    """Error and PRC of tokenizers, by fingerprint and by name; a name that stands for several values is no answer.
+
+    rollouts: of each group of rollouts those that were read, with their settings.
+    """
 
     found: list[tuple[str | None, str | None, tuple[float, float]]] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
+    rollouts: dict[str, list[tuple[Path, dict[str, Any]]]] = field(default_factory=dict)
 
     def group(self, name: str, path: Path) -> str:
         """A group's name; a file of the same name as an earlier one is a group of its own."""
         own = f"{name} ({path})" if name in self.groups else name
         self.groups.add(own)
         return own
+
+    def join(self, group: str, path: Path, settings: dict[str, Any]) -> None:
+        """Take a rollout into a group, where all must have met the same starts and looked alike."""
+        others = self.rollouts.setdefault(group, [])
+        for other, theirs in others:
+            different = [key for key in settings if key in theirs and settings[key] != theirs[key]]
+            if different:
+                raise ActionPieceError(
+                    f"{path} was rolled out with another {' and '.join(different)} than {other}, so they are no group"
+                )
+        others.append((path, settings))
 
     def add(self, what: str, row: dict[str, Any], key: str | None, name: str | None) -> None:
         """Take the figures of a row. key, name: the tokenizer's, where known."""
@@ -77,12 +104,31 @@ class _Scores:
 
 def read(files: Sequence[str], *, success: str = "success", by: By = "file") -> list[Evaluation]:
     """The evaluations in these files, grouped. A rollout is named with its tokenizer: `pq=runs/pq/results.json`."""
-    scores = _Scores()
-    found: list[Evaluation] = []
+    return _evaluations(_open(files), success, by)
+
+
+def _open(files: Sequence[str]) -> list[_File]:
+    found: list[_File] = []
     for text in files:
         name, equals, place = text.partition("=")
         path = Path(place if equals and not Path(text).exists() else text)
-        found += _read(path, name if path != Path(text) else None, success, by, scores)
+        content = _csv(path) if path.suffix == ".csv" else read_json(path)
+        if isinstance(content, dict) and content.keys() >= _OURS:
+            continue  # --out may be the folder of what is read
+        one = _File(path, name if path != Path(text) else None, content, sha256_of([path]))
+        for other in found:
+            if other.sha256 == one.sha256:  # one experiment would count as two
+                same = other.path.resolve() == path.resolve()
+                raise ActionPieceError(f"{path} is named twice" if same else f"{path} is a copy of {other.path}")
+        found.append(one)
+    if files and not found:
+        raise ActionPieceError("these files are what correlate wrote itself; name those that it is to read")
+    return found
+
+
+def _evaluations(files: Sequence[_File], success: str, by: By) -> list[Evaluation]:
+    scores = _Scores()
+    found = [one for file in files for one in _read(file, success, by, scores)]
     filled = [scores.fill(one) for one in found]
     seen = set()
     for one in filled:
@@ -92,11 +138,11 @@ def read(files: Sequence[str], *, success: str = "success", by: By = "file") -> 
     return filled
 
 
-def _read(path: Path, tokenizer: str | None, column: str, by: By, scores: _Scores) -> Iterator[Evaluation]:
+def _read(file: _File, column: str, by: By, scores: _Scores) -> Iterator[Evaluation]:
+    path, document = file.path, file.content
     if path.suffix == ".csv":
-        yield from _table(path, _csv(path), column)
+        yield from _table(path, document, column)
         return
-    document = read_json(path)
     if isinstance(document, list) and document and all(isinstance(row, dict) and "group" in row for row in document):
         yield from _table(path, document, column)
         return
@@ -105,7 +151,7 @@ def _read(path: Path, tokenizer: str | None, column: str, by: By, scores: _Score
             raise ActionPieceError(f"{path} is neither {_KINDS}")
         try:
             if "overall" in part and "tasks" in part:
-                yield from _rollout(path, part, tokenizer, column, by)
+                yield from _rollout(file, part, column, by, scores)
             elif "cells" in part and "table" in part:
                 yield from _ablation(path, part, column, scores)
             elif "rows" in part and all(isinstance(row, dict) and "name" in row for row in part["rows"]):
@@ -151,15 +197,20 @@ def _number(value: Any, what: str) -> float | None:
     return number
 
 
-def _rollout(path: Path, part: dict[str, Any], tokenizer: str | None, column: str, by: By) -> Iterator[Evaluation]:
-    if tokenizer is None:
+def _rollout(file: _File, part: dict[str, Any], column: str, by: By, scores: _Scores) -> Iterator[Evaluation]:
+    path = file.path
+    if file.tokenizer is None:
         raise ActionPieceError(f"{path} is a rollout, which does not say its tokenizer: write TOKENIZER={path}")
     if part.get("errors"):
         raise ActionPieceError(f"{path}: {part['errors']} episodes crashed; run that rollout once more first")
-    shares = dict(part["tasks"]) if by == "task" else {", ".join(part["tasks"]): part["overall"]}
+    shares = dict(part["tasks"]) if by == "task" else {", ".join(sorted(part["tasks"])): part["overall"]}
+    beside = path.with_name("settings.json")  # where the rollout was made
+    said = part["settings"] if "settings" in part else read_json(beside) if beside.is_file() else {}
+    settings = {key: said[key] for key in _SETTINGS if key in said}
     for task, share in shares.items():
         value = _number((share or {}).get(column), f"{path}: {column}")
-        yield Evaluation(f"rollouts of {task}", tokenizer, None, None, value)
+        scores.join(f"rollouts of {task}", path, settings)
+        yield Evaluation(f"rollouts of {task}", file.tokenizer, None, None, value)
 
 
 def _ablation(path: Path, part: dict[str, Any], column: str, scores: _Scores) -> Iterator[Evaluation]:
@@ -209,7 +260,8 @@ def analyse(
     """Correlate within-group ranks of error and PRC with those of success; plain results."""
     if resamples < 100:
         raise ActionPieceError(f"an interval needs at least 100 resamples, not {resamples}")
-    evaluations = read(files, success=success, by=by)
+    opened = _open(files)
+    evaluations = _evaluations(opened, success, by)
     whole = [one for one in evaluations if None not in (one.mse, one.prc, one.success)]
     groups = []
     for name in dict.fromkeys(one.group for one in evaluations):
@@ -220,13 +272,12 @@ def analyse(
         why = "; ".join(f"{group.name}: {group.unusable}" for group in groups) or f"none has a column '{success}'"
         raise ActionPieceError(f"no group of {LEAST} or more tokenizers differs in error, PRC and {success} ({why})")
     result = correlate(groups, resamples=resamples, seed=seed)
-    paths = [Path(text) if Path(text).exists() else Path(text.partition("=")[2]) for text in files]
     from actionpiece import __version__
 
     return {
         "command": command,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "files": [{"name": str(path), "sha256": sha256_of([path])} for path in paths],
+        "files": [{"name": str(one.path), "sha256": one.sha256} for one in opened],
         "success": success,
         "by": by,
         "evaluations": result.evaluations,
