@@ -557,6 +557,13 @@ def test_lines_of_help_are_full(
     assert pairs
 
 
+def test_what_help_says_of_a_command_is_not_broken_before_a_backtick(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", "--help"], monkeypatch) == 0
+    assert "must have been made by `actionpiece record`, which" in capsys.readouterr().out
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, actionpiece.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -266,7 +266,7 @@ def test_the_command_prints_and_writes_and_fails_in_one_sentence(
     table, out = write("t.csv", TABLE), str(tmp_path / "out")
     assert run(table, "--success", "success", "--out", out, "--resamples", "200") == 0
     printed = capsys.readouterr().out
-    assert "6 evaluations in 2 groups, 1 groups left out" in printed
+    assert "6 evaluations in 2 groups, 1 group left out" in printed
     assert "high PRC" in printed
     assert run(table, "--out", out, "--resamples", "200", "--json") == 0
     assert json.loads(capsys.readouterr().out)["evaluations"] == 6

@@ -106,9 +106,10 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
 def _let_flow(described: Any) -> None:
     """Let the help of arguments flow: tyro would break its lines where our docstrings do, and where they are full.
 
+    It joins the lines of what is said of a command itself, but for those that begin with a backtick.
     described: a command or a dataclass; those among its arguments come next.
     """
-    described.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspection.cleandoc(described.__doc__ or ""))
+    described.__doc__ = re.sub(r"\n {8,}(?=\S)|(?<!\n)\n(?=`)", " ", inspection.cleandoc(described.__doc__ or ""))
     for kind in typing.get_type_hints(described).values():
         for part in (kind, *typing.get_args(kind)):
             if dataclasses.is_dataclass(part):

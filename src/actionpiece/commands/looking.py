@@ -29,6 +29,7 @@ def tokenize(
         tail: at an episode's end, repeat the last command (as policies need it) or drop windows that run past it.
         shard: chunks per file.
     """
+    from actionpiece.report.text import counted
     from actionpiece.tokenizers import load
     from actionpiece.tokenizers.corpus import tokenize as run
 
@@ -45,7 +46,8 @@ def tokenize(
             shard=shard,
             progress=lambda fraction: show(fraction, "tokenizing"),
         )
-    say(f"{manifest['chunks']['chunks']:,} chunks in {len(manifest['shards'])} shards under {out}")
+    chunks, shards = manifest["chunks"]["chunks"], len(manifest["shards"])
+    say(f"{counted(chunks, 'chunk')} in {counted(shards, 'shard')} under {out}")
 
 
 def inspect(tokenizer: tyro.conf.Positional[Path], json: bool = False) -> None:

@@ -281,6 +281,7 @@ def correlate(
         json: print the results as one JSON document and nothing else.
     """
     from actionpiece.evaluation.correlate import analyse, write_correlation
+    from actionpiece.report.text import counted
 
     check_folder(out)
     if not files:
@@ -290,8 +291,8 @@ def correlate(
     if json:
         print_json(results)
         return
-    count, groups = results["evaluations"], len(results["groups"])
-    say(f"{count} evaluations in {groups} groups, {len(results['left_out'])} groups left out:")
+    groups, left = (counted(len(results[key]), "group") for key in ("groups", "left_out"))
+    say(f"{results['evaluations']} evaluations in {groups}, {left} left out:")
     for label, key in (("low error", "fidelity"), ("high PRC", "prc"), ("difference", "difference")):
         one = results[key]
         interval = "" if one["low"] is None else f", 95 % interval {one['low']:.3f} to {one['high']:.3f}"

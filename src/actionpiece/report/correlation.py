@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from actionpiece.report.looks import CARD, GRID, INK, MUTED, looks
-from actionpiece.report.text import MISSING, plain, shorten
+from actionpiece.report.text import MISSING, counted, plain, shorten
 
 _NAMED = 12  # groups and tokenizers that a key can name
 
@@ -18,7 +18,7 @@ def page(results: dict[str, Any]) -> str:
         "# Error, physical rank consistency and success",
         "",
         f"Made by `{plain(results['command'])}`." if results["command"] else "The command was not recorded.",
-        f"{count} evaluations of tokenizers in {len(groups)} group{'s' if len(groups) > 1 else ''};"
+        f"{count} evaluations of tokenizers in {counted(len(groups), 'group')};"
         f" success is the column `{plain(results['success'])}`.",
         "",
         "| what goes with success | Spearman's correlation | 95 % interval |",

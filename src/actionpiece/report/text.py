@@ -50,6 +50,11 @@ def listed(items: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def counted(number: int, what: str) -> str:
+    """`1 group`, `2 groups`"""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def figure(value: float, digits: int = 3) -> str:
     """A number with about `digits` significant digits and no exponent where a person would write none."""
     if value == 0 or not math.isfinite(value):
