@@ -107,7 +107,7 @@ def test_an_unreadable_checkpoint_costs_its_own_cell_alone(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("small_rows")
 def test_the_table_holds_means_and_deviations_over_seeds_beside_the_papers_figures(tmp_path: Path) -> None:
-    results = run(tmp_path)
+    results = run(tmp_path, command="actionpiece ablate --data \udce9.npz")  # a name that is not UTF-8
     rvq = results["table"][0]
     values = [cell["row"]["mse"] for cell in results["cells"] if cell["about"]["row"] == "rvq"]
     assert rvq["mse"] == pytest.approx(statistics.mean(values))
@@ -116,6 +116,7 @@ def test_the_table_holds_means_and_deviations_over_seeds_beside_the_papers_figur
     assert rvq["paper"] == [4.06e-4, 0.902]
     assert rvq["seeds"] == [0, 1]
     page = (tmp_path / "ablation.md").read_text()
+    assert "Made by `actionpiece ablate --data ·.npz`." in page
     assert f"| Standard RVQ | {1e4 * rvq['mse']:.3f} ± {1e4 * rvq['mse_spread']:.3f} |" in page
     assert "| 4.06 | 0.902 |" in page
     assert json.loads((tmp_path / "ablation.json").read_text())["table"] == results["table"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import html
 import io
 import re
@@ -412,9 +413,21 @@ def test_markdown_has_one_line_per_row():
     assert len(lines) == 2 + len(rows)
     bars = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
     assert bars == {len(columns(rows)) + 2}
-    assert "left_gripper flips [%]" in lines[0]
+    assert r"left\_gripper flips [%]" in lines[0]
     assert "**0.9900**" in lines[2]
     assert "<script>" not in lines[3]
+
+
+def test_headings_and_titles_in_markdown_are_escaped_like_rows():
+    hostile = "a|b <script> *c*"
+    groups = tuple(dataclasses.replace(group, name=f"{group.name} {hostile}") for group in LIBERO.groups)
+    results, _ = made(["pq"], dataclasses.replace(LIBERO, groups=groups))
+    results["data"]["name"] = hostile
+    lines = markdown_page(results).splitlines()
+    assert lines[0] == r"# Action tokenizers on a\|b &lt;script> \*c\*"
+    head, below = (line for line in lines if line.startswith(("| tokenizer", "| ---")))
+    assert r"| translation a\|b &lt;script> \*c\* [mm] |" in head
+    assert len(re.findall(r"(?<!\\)\|", head)) == below.count("|")
 
 
 @pytest.mark.parametrize("space", [LIBERO, ALOHA, JOINTS], ids=lambda space: space.name)

@@ -236,13 +236,15 @@ def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def page(results: dict[str, Any]) -> str:
     """The Markdown page of an ablation."""
+    from actionpiece.report.text import plain
+
     data, protocol = results["data"], results["protocol"]
     count = results["cells"][0]["row"]["n"]
-    note = f" ({data['note']})" if data["note"] else ""
+    note = f" ({plain(data['note'])})" if data["note"] else ""
     lines = [
-        f"# Ablation on {data['name']}{note}",
+        f"# Ablation on {plain(data['name'])}{note}",
         "",
-        f"Made by `{results['command']}`.",
+        f"Made by `{plain(results['command'])}`.",
         "Every cell with its settings, versions and device is in the JSON file beside this page.",
         f"{count:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
         f" PRC@{protocol['k']}; mean ± standard deviation over seeds.",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from actionpiece.report.looks import CARD, GRID, INK, MUTED, looks
-from actionpiece.report.text import MISSING, counted, plain, shorten
+from actionpiece.report.text import MISSING, counted, esc_markdown, plain, shorten
 
 _NAMED = 12  # groups and tokenizers that a key can name
 
@@ -35,7 +35,7 @@ def page(results: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {_cell(group['name'])} | {len(group['rows'])} | {group['fidelity']:.3f} | {group['prc']:.3f} |"
+        f"| {esc_markdown(group['name'])} | {len(group['rows'])} | {group['fidelity']:.3f} | {group['prc']:.3f} |"
         for group in groups
     ]
     if results["left_out"]:
@@ -49,16 +49,12 @@ def page(results: dict[str, Any]) -> str:
         lines += ["", f"Not counted, {len(results['incomplete'])} in number: {said}."]
     lines += ["", "| group | tokenizer | MSE | PRC | success |", "|---|---|---:|---:|---:|"]
     lines += [
-        f"| {_cell(group['name'])} | {_cell(row['tokenizer'])} | {row['mse']:.4g} | {row['prc']:.4f}"
+        f"| {esc_markdown(group['name'])} | {esc_markdown(row['tokenizer'])} | {row['mse']:.4g} | {row['prc']:.4f}"
         f" | {row['success']:.4g} |"
         for group in groups
         for row in group["rows"]
     ]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: object) -> str:
-    return plain(text).replace("|", "\\|")
 
 
 def _estimate(one: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actionpiece.report.tables import markdown_table
-from actionpiece.report.text import listed, plain
+from actionpiece.report.text import esc_markdown, listed, plain
 
 
 def markdown_page(results: dict[str, Any]) -> str:
@@ -14,7 +14,7 @@ def markdown_page(results: dict[str, Any]) -> str:
     data, protocol, rows = results["data"], results["protocol"], results["rows"]
     kind = " (generated demonstrations)" if data["generated"] else ""
     lines = [
-        f"# Action tokenizers on {plain(data['name'])}{kind}",
+        f"# Action tokenizers on {esc_markdown(data['name'])}{kind}",
         "",
         f"Made by `{plain(results['command'])}`." if results["command"] else "The command was not recorded.",
         f"{rows[0]['n']:,} chunks of {protocol['horizon']} steps of the {protocol['split']} episodes,"
@@ -26,7 +26,7 @@ def markdown_page(results: dict[str, Any]) -> str:
     ]
     for table in results.get("tables") or [{"name": "", "about": "", "names": [row["name"] for row in rows]}]:
         if table["name"]:
-            lines += ["", f"## {table['name']}", "", table["about"]]
+            lines += ["", f"## {esc_markdown(table['name'])}", "", table["about"]]
         mine = {row["name"]: row for row in rows}
         chosen = [mine[name] for name in table["names"]]
         alike = timed_alike(results, table["names"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from actionpiece.report.text import E3, E4, MISSING, plain
+from actionpiece.report.text import E3, E4, MISSING, esc_markdown, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -86,13 +86,14 @@ def markdown_table(rows: Sequence[Row], *, brief: bool = False, timed_alike: boo
     """
     shown = [column for column in columns(rows, timed_alike=timed_alike) if column.page or not brief]
     body = [cells(column, rows) for column in shown]
+    units = [f" [{esc_markdown(column.unit)}]" if column.unit else "" for column in shown]
     lines = [
-        _line(["tokenizer", *(column.heading for column in shown)]),
+        _line(["tokenizer", *(esc_markdown(column.title) + unit for column, unit in zip(shown, units, strict=True))]),
         _line(["---", *("---:" for _ in shown)]),
     ]
     for i, row in enumerate(rows):
         figures = (column[i] for column in body)
-        lines.append(_line([_escaped(row["name"]), *(f"**{c.text}**" if c.best else c.text for c in figures)]))
+        lines.append(_line([esc_markdown(row["name"]), *(f"**{c.text}**" if c.best else c.text for c in figures)]))
     return "\n".join(lines) + "\n"
 
 
@@ -154,13 +155,6 @@ def _parts(name: object) -> list[str]:
 
 def _line(parts: Sequence[str]) -> str:
     return f"| {' | '.join(parts)} |"
-
-
-def _escaped(text: object) -> str:
-    line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
-    for sign in "|*_`[]":
-        line = line.replace(sign, f"\\{sign}")
-    return line
 
 
 def _decimals(values: Sequence[float]) -> int:

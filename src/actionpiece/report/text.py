@@ -20,6 +20,14 @@ def esc(text: object) -> str:
     return html.escape(plain(text), quote=True)
 
 
+def esc_markdown(text: object) -> str:
+    """`plain` text, escaped for Markdown, also for the cells of its tables."""
+    line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
+    for sign in "|*_`[]":
+        line = line.replace(sign, f"\\{sign}")
+    return line
+
+
 def esc_name(name: object) -> str:
     """A tokenizer's name for HTML. Where a line is too short for it, it breaks before a setting, not within a word."""
     return esc(name).replace(":", ":<wbr>")
