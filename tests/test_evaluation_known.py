@@ -276,6 +276,16 @@ def test_a_seed_and_a_number_of_steps_are_asked_for_by_this_comparison(
         )
 
 
+@pytest.mark.parametrize(("at", "rows"), [(0, 1), (0, 2), (1, 2)])
+def test_a_row_without_the_groups_of_the_action_space_is_refused(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path, at: int, rows: int
+) -> None:
+    damaged = read_json(earlier)["rows"][:rows]
+    damaged[at]["groups"] = []
+    with pytest.raises(ActionPieceError, match=r"lacks what a report needs .'groups'."):
+        run(demos, training, "spline", "binning", known=[edited(earlier, tmp_path, rows=damaged)])
+
+
 @pytest.mark.parametrize("lacking", ["position_perplexity", "perplexity", "groups"])
 def test_rows_of_which_no_report_can_be_made_are_refused(
     demos: Any, training: Training, earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str

@@ -114,8 +114,11 @@ def _check_drawable(file: Path, results: dict[str, Any]) -> None:
 
     nothing: dict[str, Any] = {key: {} for key in ("code_counts", "rho", "chunk_mse")}
     try:
+        for row in results["rows"]:
+            if {group["name"] for group in row["groups"]} != results["physical_scales"].keys():
+                raise KeyError("groups")  # of the action space
         page(results, {"labels": [], "rate": None, "chunks": [], **nothing})
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ActionPieceError(
             f"{file} lacks what a report needs ({error}); was it written by another version?"
         ) from None
