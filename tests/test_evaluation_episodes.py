@@ -44,6 +44,8 @@ def square(job: Count) -> dict[str, Any]:
         os._exit(3)
     if job.trouble == "sleep":
         time.sleep(60)
+    if job.trouble == "odd":
+        return {"square": float("nan")}
     return {"square": job.number**2}
 
 
@@ -79,12 +81,13 @@ def test_a_crash_is_an_error_of_its_episode_and_is_tried_again(tmp_path: Path) -
 
 def test_a_process_that_dies_is_the_error_of_its_own_episode_and_the_others_go_on(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
-    jobs = [Count(1), Count(2, "die"), Count(3), Count(4, "exit"), Count(5)]
+    jobs = [Count(1), Count(2, "die"), Count(3), Count(4, "exit"), Count(5), Count(6, "odd")]
     lines = run_episodes(jobs, square, journal=Journal(path), workers=2)
-    assert [line.get("square") for line in lines] == [1, None, 9, None, 25]
+    assert [line.get("square") for line in lines] == [1, None, 9, None, 25, None]
     assert lines[1] == {"key": "count 2", "number": 2, "error": "its process died"}
     assert lines[3]["error"] == "SystemExit: 0"
-    assert len(path.read_text().splitlines()) == 5
+    assert lines[5]["error"] == "ActionPieceError: its square is nan"  # which a line of JSON could not hold
+    assert len(path.read_text().splitlines()) == 6
 
 
 def test_a_process_that_dies_while_a_line_is_written_costs_no_other_episode(tmp_path: Path) -> None:

@@ -276,6 +276,16 @@ def test_a_seed_and_a_number_of_steps_are_asked_for_by_this_comparison(
         )
 
 
+def test_a_row_whose_figures_are_not_finite_is_refused(
+    demos: Any, training: Training, earlier: Path, tmp_path: Path
+) -> None:
+    results = read_json(earlier)
+    results["rows"][1]["groups"][0]["rmse"] = float("nan")
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(ActionPieceError, match=r"results\.json: in its row of oat groups\.0\.rmse is nan, which is no"):
+        run(demos, training, "spline", known=[tmp_path / "results.json"])
+
+
 @pytest.mark.parametrize(("at", "rows"), [(0, 1), (0, 2), (1, 2)])
 def test_a_row_without_the_groups_of_the_action_space_is_refused(
     demos: Any, training: Training, earlier: Path, tmp_path: Path, at: int, rows: int

@@ -169,6 +169,13 @@ def test_a_failure_while_writing_leaves_the_old_folder_whole(tmp_path: Path, err
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), np.float64("-inf")])
+def test_what_is_no_number_in_json_is_never_written(tmp_path: Path, odd: float) -> None:
+    with pytest.raises(ActionPieceError, match=rf"x\.json cannot be written: rows\.1\.mse is {odd}, and JSON has no"):
+        write_json(tmp_path / "x.json", {"rows": [{"mse": 1.0}, {"mse": odd}]})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failure_while_swapping_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "out", "one")
     replace = os.replace

@@ -452,8 +452,8 @@ def test_a_log_drops_the_lines_after_the_step_it_goes_on_from(tmp_path: Path) ->
         file.write('{"step": 12, "lo')  # cut short by a kill
     log = Log(tmp_path / "run", 6, tensorboard=False)
     assert entries(tmp_path / "run") == [{"step": 3, "loss": 1 / 3}, {"step": 6, "loss": 1 / 6}]
-    log.write(9, {"loss": 0.5})
-    assert entries(tmp_path / "run")[-1] == {"step": 9, "loss": 0.5}
+    log.write(9, {"loss": 0.5, "val_prc": math.nan})
+    assert entries(tmp_path / "run")[-1] == {"step": 9, "loss": 0.5, "val_prc": None}
     seconds = [json.loads(line)["seconds"] for line in log.path.read_text().splitlines()]
     assert all(second >= 0 for second in seconds)
     Log(tmp_path / "run", 0, tensorboard=False)  # a new run in an old folder

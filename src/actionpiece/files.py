@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -100,10 +101,21 @@ def writing_folder(path: Path, marker: str, known: Collection[str] = ()) -> Iter
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def not_finite(value: Any, within: str = "") -> str | None:
+    """Where plain data holds NaN or infinity, which JSON has not; None where it does not."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{within} is {value}"
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    found = (not_finite(part, f"{within}.{name}" if within else str(name)) for name, part in parts)
+    return next((one for one in found if one is not None), None)
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON, whole or not at all; NaN and infinity are an error that says where they are."""
+    if odd := not_finite(value):
+        raise ActionPieceError(f"{path} cannot be written: {odd}, and JSON has no such number")
     with writing(path) as aside:
-        aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        aside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

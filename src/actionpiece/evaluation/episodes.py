@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, write_json, writing
+from actionpiece.files import not_finite, read_json, write_json, writing
 
 if TYPE_CHECKING:
     from actionpiece.sim.environment import Environment
@@ -169,7 +169,10 @@ def _pool(
 
 def _guarded(work: Callable[[Any], dict[str, Any]], job: Job) -> dict[str, Any]:
     try:
-        return work(job)
+        result = work(job)
+        if odd := not_finite(result):  # a journal is JSON, and so are results
+            raise ActionPieceError(f"its {odd}")
+        return result
     except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes the episode's error, never its failure)
         last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return {"error": last, "traceback": traceback.format_exc()}

@@ -13,7 +13,7 @@ from actionpiece.data import Demos
 from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.score import Protocol, Training
-from actionpiece.files import read_json
+from actionpiece.files import not_finite, read_json
 from actionpiece.tokenizers import KINDS, RECIPES
 
 
@@ -141,6 +141,8 @@ def _rows(file: Path, results: dict[str, Any]) -> list[Known]:
     before = {one["name"]: one for one in results.get("known", ())}  # what that comparison has taken itself
     rows = []
     for row in results["rows"]:
+        if odd := not_finite(row):
+            raise ActionPieceError(f"{file}: in its row of {row['name']} {odd}, which is no figure")
         name, made = row["name"], {key: row[key] for key in ("kind", "config", "normalizer", "seed")}
         # The row of a folder may have a kind's name, and be fitted elsewhere.
         made["training data"] = row["fitted_on"].get("data", {}).get("fingerprint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Log:
         self.board = _board(folder / "tensorboard", done) if tensorboard else None
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        entry: dict[str, Any] = {"step": step, "seconds": round(time.perf_counter() - self.began, 3), **values}
+        entry: dict[str, Any] = {"step": step, "seconds": round(time.perf_counter() - self.began, 3)}
+        entry |= {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.board is not None:
