@@ -47,6 +47,8 @@ def ready(horizon=8):
 
 def short(): return ready(4)
 def nothing(): return 3
+def fails(chunks, space): raise KeyError("no codebook")
+def odd(): return wrapped(actionpiece.ActionSpace.preset("libero"), 8, -np.ones(7), np.full(7, np.inf))
 def one(chunks): return None
 """
 
@@ -146,6 +148,38 @@ def test_what_a_maker_may_not_make_is_said(
 ) -> None:
     with pytest.raises(ActionPieceError, match=reason):
         run(demos, training, f"{makers}:{name}")
+
+
+def test_one_that_cannot_be_made_or_scored_leaves_the_others_their_rows(
+    demos: Any, training: Training, makers: Path, tmp_path: Path
+) -> None:
+    run(demos, training, "binning:bins=9", save=tmp_path)
+    elsewhere = tmp_path / "binning_bins-9" / "config.json"  # of other chunks than these
+    elsewhere.write_text(elsewhere.read_text().replace('"libero"', '"kitchen"').replace('"rate": 20.0', '"rate": 5.0'))
+    bad = ("fails", "short", "odd", "nothing")
+    names = [f"{makers}:{bad[0]}", "binning", *(f"{makers}:{name}" for name in bad[1:]), f"{makers}:ready"]
+    done = run(demos, training, *names, str(elsewhere.parent), cells=tmp_path / "cells", save=tmp_path / "new")
+    assert [row["name"] for row in done.results["rows"]] == ["binning", "mine.py:ready"]
+    assert list(done.made) == ["mine.py:ready"]
+    why = {name.removeprefix("mine.py:"): reason for name, reason in done.broken.items()}
+    assert why["fails"].endswith("mine.py:fails' cannot be made: KeyError: 'no codebook'")
+    assert why["short"] == "mine.py:short was fitted for 4 steps and cannot encode 8"
+    assert "mine has no chunk for it" in why["odd"]
+    assert why["nothing"].endswith("made no tokenizer but a int; actionpiece.wrap makes one of two functions")
+    assert "was fitted for the action space 'kitchen'" in why["binning_bins-9"]
+    assert [one["name"] for one in done.results["missing"]] == list(done.broken)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_one_that_cannot_even_begin_its_training_leaves_the_others_theirs(
+    demos: Any, training: Training, tmp_path: Path, together: int
+) -> None:
+    narrow = Contender("narrow", "actionpiece", tiny(batch=1))
+    contenders = [Contender("codec", "actionpiece", tiny()), narrow, Contender("next", "actionpiece", tiny(steps=3))]
+    shared: dict[str, Any] = {"protocol": PROTOCOL, "training": training, "together": together, "cells": tmp_path}
+    done = compare(demos, contenders, **shared)
+    assert [row["name"] for row in done.results["rows"]] == ["codec", "next"]
+    assert "1 chunks for each process have none: no gradient" in done.broken["narrow"]
 
 
 def test_finished_contenders_are_neither_fitted_nor_scored_again(

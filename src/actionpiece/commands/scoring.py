@@ -67,8 +67,7 @@ def compare(
 ) -> None:
     """Fit several tokenizers on the same training episodes, score them on the same test chunks, write a report.
 
-    One whose training breaks off or cannot go on from its checkpoint is left out; all else is written, and the status
-    is that of an error.
+    One that cannot be made, trained or scored is left out; all else is written, and the status is that of an error.
 
     Args:
         out: folder for results.json, tables.md, report.html and the fitted tokenizers.
@@ -182,7 +181,7 @@ def compare(
     if comparison.broken:
         name, why = next(iter(comparison.broken.items()))
         broken = listed(comparison.broken)
-        raise ActionPieceError(f"{broken} could not be fitted, the rest is there. {name}: {why}")
+        raise ActionPieceError(f"{broken} could not be fitted or scored, the rest is there. {name}: {why}")
 
 
 def _show_comparison(results: dict[str, Any], order: dict[str, int], demos: Demos, scoring: ScoreOptions) -> None:

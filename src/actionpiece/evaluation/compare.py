@@ -12,7 +12,7 @@ from typing import Any
 
 from actionpiece.arrays import check_device
 from actionpiece.data import Demos
-from actionpiece.errors import ActionPieceError, BrokenRunsError
+from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.contenders import (
     Contender,
     check_names,
@@ -39,7 +39,7 @@ class Comparison:
     """What came of a comparison. results: plain data. pictures: what the report draws of them.
 
     made: tokenizers of the user's own code, which cannot be saved and loaded again.
-    broken: contenders without a row because their training broke off or could not go on, and why.
+    broken: contenders without a row because they could not be made, trained or scored, and why.
     waiting: those that are not trained yet.
     """
 
@@ -71,7 +71,7 @@ def compare(
     known: Sequence[Known] = (),
     progress: Progress = lambda fraction, what: None,
 ) -> Comparison:
-    """Score every contender on the same chunks. One whose training fails does not take the others with it.
+    """Score every contender on the same chunks. One that fails does not take the others with it.
 
     training: of `demos`, where it is there already.
     save: a folder under which the contenders that were fitted here are saved.
@@ -125,16 +125,19 @@ def compare(
         tokenizers = _ready(group, demos, training, seed=seed, runs=runs, device=device, progress=fitting)
         for number, (contender, tokenizer, folder) in enumerate(zip(group, tokenizers, folders, strict=True)):
             name = contender.name
-            if isinstance(tokenizer, ActionPieceError):
-                broken[name] = str(tokenizer)
+            scoring = functools.partial(show, name, half + number / 2, 0.5)
+            try:
+                if isinstance(tokenizer, ActionPieceError):
+                    raise tokenizer
+                if contender.kind is not None and save is not None:
+                    tokenizer.save_pretrained(save / file_name(name))
+                found[name] = Scored.of(score(tokenizer, data, name=name, progress=scoring))
+            except ActionPieceError as error:
+                broken[name] = str(error)
                 continue
             if contender.maker is not None:
                 made[name] = tokenizer
-            elif contender.folder is None and save is not None:
-                tokenizer.save_pretrained(save / file_name(name))
-            scoring = functools.partial(show, name, half + number / 2, 0.5)
-            found[name] = Scored.of(score(tokenizer, data, name=name, progress=scoring))
-            if folder is not None and contender.maker is None:
+            elif folder is not None:
                 keep(folder, _about(contender, demos, protocol, seed), found[name])
     there = {name: one.row for name, one in (found | taken).items()}
     if not there:
@@ -196,16 +199,20 @@ def _ready(
     device: str,
     progress: Progress,
 ) -> Sequence[ActionTokenizer | ActionPieceError]:
-    """The tokenizers of a group of contenders; why, in the place of one whose training failed."""
-    if group[0].learned:
-        seeds = [seed] * len(group)
-        return fit_together(group, seeds, demos, training, runs=runs, draw=seed, device=device, progress=progress)
-    (contender,), (run,) = group, runs
-    resume = saved_step(run) is not None
+    """The tokenizers of a group of contenders; why, in the place of one that failed."""
+    where: dict[str, Any] = {"device": device, "progress": progress}
     try:
-        return [ready(contender, demos, training, seed=seed, run=run, resume=resume, device=device, progress=progress)]
-    except BrokenRunsError as error:
-        return [error]
+        if group[0].learned:
+            return fit_together(group, [seed] * len(group), demos, training, runs=runs, draw=seed, **where)
+        (contender,), (run,) = group, runs
+        resume = saved_step(run) is not None
+        return [ready(contender, demos, training, seed=seed, run=run, resume=resume, **where)]
+    except ActionPieceError as error:
+        if len(group) == 1:
+            return [error]
+    # One of them cannot be trained at all. Which, shows alone.
+    alone = zip(group, runs, strict=True)
+    return [_ready([one], demos, training, seed=seed, runs=[run], **where)[0] for one, run in alone]
 
 
 def _about(contender: Contender, demos: Demos, protocol: Protocol, seed: int) -> dict[str, Any]:

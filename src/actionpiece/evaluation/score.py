@@ -16,7 +16,6 @@ import torch
 from actionpiece.data import Chunks, Demos, steps
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import not_finite
 from actionpiece.metrics.codes import CodeUse, code_use, token_overlap, valid_after_corruption
 from actionpiece.metrics.fidelity import Fidelity, fidelity
 from actionpiece.metrics.latency import latency
@@ -211,8 +210,6 @@ def score(
         "fingerprint": tokenizer.fingerprint(),
         "fitted_on": tokenizer.provenance,
     }
-    if odd := not_finite(row):  # commands that are finite, and too large for their squares
-        raise ActionPieceError(f"{row['name']} cannot be scored: its {odd}")
     progress(1.0, "scored")
     return Score(row, decoded, fid, ranks, use)
 
