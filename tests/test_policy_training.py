@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from actionpiece import cli
 from actionpiece.data import open_demos
@@ -162,6 +163,17 @@ def test_an_interrupted_run_ends_like_one_that_was_not(data: Path, tmp_path: Pat
         train_policy(other, material(other, data), SHORT, folder=tmp_path / "run", resume=True, precision="float32")
     with pytest.raises(ActionPieceError, match="no checkpoint"):
         train_policy(other, material(other, data), SHORT, folder=tmp_path / "none", resume=True)
+
+
+def test_a_checkpoint_whose_metadata_is_damaged_is_said(data: Path, tmp_path: Path) -> None:
+    made = policy()
+    train_policy(made, material(made, data), replace(SHORT, steps=1), folder=tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    tensors = load_file(path)
+    for metadata in ("{", '{"about": {}}', '{"about": 3, "step": 1}', "[]"):
+        save_file(tensors, path, metadata={"json": metadata})
+        with pytest.raises(ActionPieceError, match=r"checkpoint\.safetensors is not a whole checkpoint of this policy"):
+            train_policy(made, material(made, data), replace(SHORT, steps=2), folder=tmp_path, resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_training_and_the_checkpoint_stays(data: Path, tmp_path: Path) -> None:

@@ -89,17 +89,19 @@ def load_state(folder: Path, accelerator: Any, model: torch.nn.Module, optimizer
                 tensor.copy_(file.get_tensor(name))
     except FileNotFoundError:
         raise ActionPieceError(f"there is no checkpoint in {folder} to go on from") from None
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ActionPieceError(f"{path} is not a whole checkpoint of this policy: {error}") from None
     return step
 
 
 def _checked(found: Any, about: dict[str, Any], path: Path) -> int:
-    saved = found.get("about", {}) if isinstance(found, dict) else {}
+    saved, step = (found.get("about"), found.get("step")) if isinstance(found, dict) else (None, None)
+    if not isinstance(saved, dict) or not isinstance(step, int):
+        raise ActionPieceError(f"{path} is not a whole checkpoint of this policy: it does not say of which run it is")
     about = json.loads(json.dumps(about))  # tuples as lists, the way they come back from a file
     if different := sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key)):
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
-    return int(found["step"])
+    return step
 
 
 def _fill_moments(optimizer: Any) -> None:
