@@ -192,11 +192,18 @@ def test_it_cannot_be_saved_fitted_or_named_by_a_hash(tmp_path: Path, libero_chu
         ({"name": b"x"}, "name must be a text, not b'x'"),
         ({"encode": 3}, "encode must be a function"),
         ({"horizon": 0}, "horizon"),
+        ({"space": "nowhere"}, "'nowhere' is no action space: give a preset"),
+        ({"space": 7}, "theirs: space must be an action space or the name of one, not 7"),
     ],
 )
 def test_settings_that_cannot_be_are_said(changes: dict, reason: str) -> None:
     with pytest.raises(ActionPieceError, match=reason):
         fixed(**changes)
+
+
+def test_a_space_may_be_named() -> None:
+    assert fixed(space="libero").space == SPACE
+    assert fixed(space="joints:7").space.groups == ActionSpace.of_joints(7).groups
 
 
 def test_sizes_may_be_numpys_and_are_written_as_numbers() -> None:

@@ -28,7 +28,7 @@ class WrappedConfig:
     """What is known of a tokenizer from elsewhere.
 
     Attributes:
-        name: what to call it in errors and reports.
+        name: what to call it in errors; a row of a comparison has the name of its maker.
         vocab_size: ids run from 0 to vocab_size - 1.
         tokens_per_chunk: the same for every chunk; None where it varies.
     """
@@ -53,7 +53,7 @@ def wrap(
     encode: Encode,
     decode: Decode,
     *,
-    space: ActionSpace,
+    space: ActionSpace | str,
     horizon: int,
     vocab_size: int,
     name: str = "wrapped",
@@ -68,6 +68,7 @@ def wrap(
         given, and a list of B lists of ints where it is not. A sequence for which it raises, or answers with another
         shape or with values that are not finite, is reported as not decodable. A guess that it passes off as an
         answer cannot be noticed from here.
+    space: of the commands, or its name.
     tokens_per_chunk: where it is the same for every chunk.
     normalizer: chunks are normalised by it before `encode` and restored after `decode`; without one both see raw
         commands.
@@ -78,6 +79,9 @@ def wrap(
     for what, function in (("encode", encode), ("decode", decode)):
         if not callable(function):
             raise ActionPieceError(f"{name}: {what} must be a function, not {type(function).__name__}")
+    space = ActionSpace.resolve(space) if isinstance(space, str) else space
+    if not isinstance(space, ActionSpace):
+        raise ActionPieceError(f"{name}: space must be an action space or the name of one, not {space!r}")
     kind = WrappedVariableTokenizer if tokens_per_chunk is None else WrappedFixedTokenizer
     return kind(
         WrappedConfig(name, vocab_size, tokens_per_chunk),
