@@ -171,6 +171,10 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     again = json.loads((out / "results.json").read_text())
     assert again["finished_before"] == ["binning", "binning:bins=5", "binning:normalizer=quantile"]
     assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
+    before = (out / "results.json").read_bytes()
+    assert run(["compare", "--data", demos, "--tokenizers", "binning", "--out", out, "--n", 100], monkeypatch) == 2
+    assert "holds a comparison by recipe, which this one would overwrite; choose" in capsys.readouterr().err
+    assert (out / "results.json").read_bytes() == before
 
 
 def test_where_a_tokenizer_cannot_be_saved_is_said_before_the_fit(

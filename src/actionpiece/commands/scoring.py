@@ -121,6 +121,9 @@ def compare(
     if replay and known:
         raise ActionPieceError("--replay needs every tokenizer, and --known brings rows without: leave one of them out")
     check_folder(out)
+    looked = out / "recipe.json"  # what a recipe has come to
+    if looked.exists() and not recipe:
+        raise ActionPieceError(f"{out} holds a comparison by recipe, which is not overwritten; choose another folder")
     demos, protocol = source.open(), scoring.protocol(horizon)
     if replay and workers < 1:
         raise ActionPieceError(f"at least one worker is needed, not {workers}")
@@ -132,7 +135,7 @@ def compare(
         earlier = read_known(known, demos, training, protocol)  # what cannot work is better known before the first fit
         contenders = named
         if recipe:
-            found = resolve_once(out / "recipe.json", recipe, demos, training, seed=seed, progress=show)
+            found = resolve_once(looked, recipe, demos, training, seed=seed, progress=show)
             contenders = [Contender.parse(name) for name in found.names]
             named = [one for one in named if one not in contenders]  # a folder of the same name is another one
             contenders += named
