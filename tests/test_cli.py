@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from actionpiece import cli
 from actionpiece.data import generate
@@ -582,6 +584,27 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
     monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", broken)
     assert run(["list"], monkeypatch) == 2
     assert "Broken pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "greedy",
+    [
+        lambda: np.empty(10**15),
+        lambda: torch.empty(10**15),
+        lambda: (_ for _ in ()).throw(MemoryError),
+        lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")),
+    ],
+)
+def test_memory_that_is_not_there_is_one_sentence(
+    greedy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", lambda *given, **rest: next(iter(greedy())))
+    assert run(["list"], monkeypatch) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("actionpiece: there is not enough memory for this")
+    monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", lambda *given, **rest: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        run(["list"], monkeypatch)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

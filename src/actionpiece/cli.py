@@ -130,6 +130,14 @@ def _reader_left() -> bool:
     return left
 
 
+def _memory(error: Exception) -> str | None:
+    """What is said of memory that is not there; None for other errors. torch has RuntimeErrors of its own for it."""
+    text = str(error).partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2]
+    if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", text):
+        return None
+    return f"there is not enough memory for this{': ' if text else ''}{text}"
+
+
 def main() -> None:
     """The entry point of the `actionpiece` command."""
     # Tokenizers make many small parallel calls; threads that spin between them starve everything else on the machine.
@@ -145,6 +153,12 @@ def main() -> None:
             end()
     except ActionPieceError as error:
         errors.print(f"actionpiece: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        lacking = _memory(error)
+        if lacking is None:
+            raise
+        errors.print(f"actionpiece: {lacking}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("actionpiece: interrupted", highlight=False, soft_wrap=True)
