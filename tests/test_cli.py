@@ -21,6 +21,7 @@ import torch
 from actionpiece import cli
 from actionpiece.data import generate
 from actionpiece.evaluation.contenders import Contender
+from actionpiece.report.text import E4
 from actionpiece.space import ActionSpace
 from actionpiece.tokenizers import KINDS, RECIPES
 from actionpiece.tokenizers.saving import TRAINED
@@ -109,6 +110,23 @@ def test_compare_prints_rows_and_writes_a_report(
     assert (row["mse"], row["prc"]) == (printed["rows"][0]["mse"], printed["rows"][0]["prc"])
 
 
+def test_json_stands_alone_whatever_a_users_code_prints(demos: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, sys, actionpiece\n"
+        "from actionpiece.tokenizers.binning import BinningConfig, BinningTokenizer\n"
+        "print('imported')\n"
+        "def make(chunks, space):\n"
+        "    os.system('echo a process')\n"
+        "    print('made', file=sys.__stdout__)\n"
+        "    return BinningTokenizer.fit(chunks, space, BinningConfig(bins=8))\n"
+    )
+    command = [sys.executable, "-m", "actionpiece", "compare", "--data", demos, "--tokenizers", "mine.py:make,binning"]
+    command += ["--out", tmp_path / "out", "--n", "60", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert [row["name"] for row in json.loads(done.stdout)["rows"]] == ["mine.py:make", "binning"]
+    assert sorted(done.stderr.split("\n")) == ["", "a process", "imported", "made"]
+
+
 def test_text_is_written_as_utf_8_and_printed_whatever_the_locale(demos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "actionpiece", "compare", "--data", demos, "--tokenizers", "binning", "--n", "60"]
     plain = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
@@ -116,7 +134,7 @@ def test_text_is_written_as_utf_8_and_printed_whatever_the_locale(demos: Path, t
     done = subprocess.run([*command, "--out", out], capture_output=True, timeout=120, env=plain)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"binning" in done.stdout
-    assert "×10⁻⁴" in (out / "tables.md").read_text(encoding="utf-8")
+    assert E4 in (out / "tables.md").read_text(encoding="utf-8")
     assert json.loads((out / "results.json").read_text(encoding="utf-8"))["rows"]
 
 
@@ -130,7 +148,8 @@ def test_a_tokenizer_whose_training_breaks_off_costs_nothing_but_its_row(
     command = ["compare", "--data", demos, "--tokenizers", "small,binning", "--out", tmp_path, "--n", 100]
     assert run(command, monkeypatch) == 2
     said = capsys.readouterr()
-    assert "small could not be fitted or scored, the rest is there. small: the loss is not finite" in " ".join(said.err.split())
+    told = " ".join(said.err.split())
+    assert "small could not be fitted or scored, the rest is there. small: the loss is not finite" in told
     assert [row["name"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["binning"]
     assert (tmp_path / "report.html").is_file()
     assert "Not there: small" in " ".join(said.out.split())
@@ -175,7 +194,7 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     assert [row["mse"] for row in again["rows"]] == [row["mse"] for row in printed["rows"]]
     before = (out / "results.json").read_bytes()
     assert run(["compare", "--data", demos, "--tokenizers", "binning", "--out", out, "--n", 100], monkeypatch) == 2
-    assert "holds a comparison by recipe, which this one would overwrite; choose" in capsys.readouterr().err
+    assert "holds a comparison by recipe, which is not overwritten; choose" in capsys.readouterr().err
     assert (out / "results.json").read_bytes() == before
 
 
@@ -598,11 +617,11 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
 def test_memory_that_is_not_there_is_one_sentence(
     greedy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", lambda *given, **rest: next(iter(greedy())))
+    monkeypatch.setattr(cli, "run", lambda arguments: next(iter(greedy())))
     assert run(["list"], monkeypatch) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("actionpiece: there is not enough memory for this")
-    monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", lambda *given, **rest: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(cli, "run", lambda arguments: torch.ones(2) @ torch.ones(3))  # another mistake, and not theirs
     with pytest.raises(RuntimeError, match="size"):
         run(["list"], monkeypatch)
 

@@ -57,6 +57,30 @@ def test_a_file_is_loaded_under_a_name_of_its_own(file: Path) -> None:
     assert sys.modules["tokenizers"] is tokenizers
 
 
+def test_a_file_is_executed_once_unless_it_was_changed_or_broke_off(tmp_path: Path) -> None:
+    times, path = tmp_path / "times", tmp_path / "mine.py"
+    counting = f"{CODE}\nopen({str(times)!r}, 'a').write('x')\n"
+    path.write_text(f"{counting}1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ActionPieceError, match="cannot be loaded: ZeroDivisionError"):
+            find_maker(f"{path}:make", "thing")
+    assert times.read_text() == "xx"
+    path.write_text(counting)
+    here = tmp_path / ".." / tmp_path.name / "mine.py"
+    assert find_maker(f"{path}:make", "thing") is find_maker(f"{here}:make", "thing")
+    assert times.read_text() == "xxx"
+
+
+def test_a_module_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_users_package").mkdir()
+    (tmp_path / "a_users_package" / "things.py").write_text(CODE)
+    assert make("a_users_package.things:make", "thing").size == 3
+    (tmp_path / "shlex.py").write_text("raise RuntimeError")  # it is found after all others
+    assert find_maker("shlex:join", "thing")(["a b"]) == "'a b'"
+
+
 def test_a_module_is_imported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file.parent / "some_users_module.py").write_text(CODE)
     monkeypatch.syspath_prepend(file.parent)

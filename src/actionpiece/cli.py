@@ -5,6 +5,7 @@ Exit code 0 is success, 2 a mistake in what was given (one sentence on standard 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect as inspection
 import io
@@ -18,7 +19,7 @@ from typing import Any
 
 import tyro
 
-from actionpiece.commands.console import errors
+from actionpiece.commands.console import errors, json_alone
 from actionpiece.commands.looking import data_info, inspect, list_all, tokenize
 from actionpiece.commands.policies import serve
 from actionpiece.commands.scoring import ablate, compare, correlate, evaluate
@@ -94,13 +95,15 @@ def _parse(table: dict[str, Callable[..., None]], arguments: Sequence[str], prog
         return
     for command in table.values():
         _let_flow(command)
-    tyro.extras.subcommand_cli_from_dict(
-        table,
-        prog=program,
-        description=about,
-        args=list(arguments) or ["--help"],
-        config=_SETTINGS,
-    )
+    alone = "--json" in arguments and not {"-h", "--help"} & {*arguments}
+    with json_alone() if alone else contextlib.nullcontext():
+        tyro.extras.subcommand_cli_from_dict(
+            table,
+            prog=program,
+            description=about,
+            args=list(arguments) or ["--help"],
+            config=_SETTINGS,
+        )
 
 
 def _let_flow(described: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -57,13 +58,23 @@ def _said(error: BaseException) -> str:
 
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.append(here)  # last: what lies here must not stand in for a package that others import
         return importlib.import_module(place)
     # A name of its own: a user's `tokenizers.py` must not stand in for a package that others import by that name.
-    name = f"made_by_user_{hashlib.sha256(str(Path(place).resolve()).encode()).hexdigest()[:12]}"
+    path = Path(place).resolve()
+    name = f"made_by_user_{hashlib.sha256(os.fsencode(path) + path.read_bytes()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

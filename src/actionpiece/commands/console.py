@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -35,8 +36,41 @@ def say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+_held: list[str] | None = None
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Keep standard output for `print_json`, whose text comes at the end of the block.
+
+    What is printed meanwhile, also by users' code and by processes that it starts, goes to standard error.
+    """
+    global _held
+    out = sys.stdout
+    if out is None or sys.stderr is None:  # closed by whoever started us
+        yield
+        return
+    out.flush()
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    _held = []
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        text, _held = "".join(_held), None
+        out.flush()
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        out.write(text)
+
+
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    if _held is None:
+        sys.stdout.write(text)
+    else:
+        _held.append(text)
 
 
 def command_line() -> str:
