@@ -7,7 +7,10 @@ Writes OUT.json (every row, seed, data hash, versions) and OUT.md (mean and spre
 
 from __future__ import annotations
 
+import re
+import shlex
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import tyro
 from rich.console import Console
 
 import actionpiece
+from actionpiece.errors import ActionPieceError
 from actionpiece.evaluation.compare import compare
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.score import Protocol
@@ -109,21 +113,35 @@ def page(documents: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def command_line() -> str:
+    """What was typed, without the folders of files: they say nothing elsewhere."""
+    words = [re.sub(r"[^=,]*/", "", word) for word in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/classical.py", *words])
+
+
 def main(options: Options) -> None:
     console = Console(stderr=True)
+    asked = [name.strip() for name in options.tokenizers.split(",") if name.strip()]
+    if not asked or not options.seeds:
+        raise ActionPieceError("a table needs at least one tokenizer and one seed")
     documents = []
     for path in options.data:
         demos = actionpiece.open_demos(path)
         merged: dict[str, Any] = {}
         for number, seed in enumerate(options.seeds):
-            names = [name for name in options.tokenizers.split(",") if number == 0 or name not in DETERMINISTIC]
-            results = compare(
+            names = [name for name in asked if number == 0 or name not in DETERMINISTIC]
+            if not names:
+                break
+            comparison = compare(
                 demos,
                 [Contender.parse(name) for name in names],
                 protocol=Protocol(split=options.split),
                 seed=seed,
-                command=f"python benchmarks/classical.py --data {' '.join(Path(p).name for p in options.data)}",
-            ).results
+                command=command_line(),
+            )
+            for name, why in comparison.broken.items():  # a published table without its row would look whole
+                raise ActionPieceError(f"{name}: {why}")
+            results = comparison.results
             merged = merged or {**results, "rows": []}
             merged["rows"] += results["rows"]
             for row in results["rows"]:
