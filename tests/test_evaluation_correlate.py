@@ -122,6 +122,18 @@ def test_rollouts_of_the_same_tasks_are_one_group(write: Any) -> None:
         read([*files, write("scores.json", compared()), write("other.json", other)])
 
 
+def test_rollouts_of_policies_find_their_errors_by_the_fingerprint_of_their_tokenizer(write: Any) -> None:
+    other = compared("garden")
+    for row in other["rows"]:
+        row |= {"mse": 10 * row["mse"], "fingerprint": f"other-{row['name']}"}
+    scores = [write("scores.json", compared()), write("other.json", other)]
+    for prefix, factor in (("print", 1), ("other", 10)):
+        files = [
+            f"{n}={write(f'{prefix}-{n}.json', rolled(s) | {'tokenizer': f'{prefix}-{n}'})}" for n, s in SUCCESS.items()
+        ]
+        assert [one.mse for one in read([*files, *scores])] == [factor * MSE[n] for n in NAMES]
+
+
 def test_rollouts_that_were_not_made_alike_are_no_group(write: Any, tmp_path: Path) -> None:
     settings = {"seed": 7, "execute": 8, "size": 128, "published": False}
     first = write("a.json", rolled(0.1) | {"settings": settings})

@@ -11,7 +11,16 @@ import pytest
 
 from actionpiece import ActionPieceError
 from actionpiece.cli import run
-from actionpiece.evaluation.rollout import Rollout, load_policy, paired, read_other, rollout, start_seed, summary
+from actionpiece.evaluation.rollout import (
+    Rollout,
+    load_policy,
+    paired,
+    read_other,
+    rollout,
+    start_seed,
+    summary,
+    tokenizer_of,
+)
 from actionpiece.evaluation.rollout import run as run_one
 from actionpiece.sim.rendering import choose_backend
 from actionpiece.sim.tasks import TASKS
@@ -223,8 +232,11 @@ def test_a_policy_that_was_trained_anew_is_loaded_anew(tmp_path: Path) -> None:
     policy(loud=2.0).save(tmp_path / "policy")
     first = load_policy(str(tmp_path / "policy"))
     assert load_policy(str(tmp_path / "policy")) is first
-    policy(loud=1.0).save(tmp_path / "policy")
+    other = policy(loud=1.0)
+    other.save(tmp_path / "policy")
     assert load_policy(str(tmp_path / "policy")) is not first
+    assert tokenizer_of(str(tmp_path / "policy")) == other.tokenizer.fingerprint()
+    assert tokenizer_of("mine.py:make") is None
 
 
 @pytest.mark.slow

@@ -41,6 +41,9 @@ class Still:
     def act(self, observation):
         return np.zeros((8, 7), np.float32)
 
+    def warm_up(self):
+        print("warm", flush=True)
+
     def reset(self):
         pass
 """
@@ -166,6 +169,7 @@ def test_a_robot_asks_what_the_command_serves(tmp_path: Path, ending: signal.Sig
     with served(tmp_path, "--token-file", "token") as command:
         try:
             assert command.stdout is not None
+            assert command.stdout.readline() == "warm\n"
             first = command.stdout.readline()
             found = re.search(r"^Serving mine.py:Still at (ws://127\.0\.0\.1:\d+);", first)
             assert found, command.stderr and command.stderr.read()
@@ -190,6 +194,7 @@ def test_a_robot_asks_what_the_command_serves(tmp_path: Path, ending: signal.Sig
 def test_a_server_for_everybody_without_a_token_is_warned_of(tmp_path: Path) -> None:
     with served(tmp_path, "--host", "0.0.0.0") as command:
         assert command.stdout is not None
+        assert command.stdout.readline() == "warm\n"
         assert "ws://0.0.0.0:" in command.stdout.readline()
         command.terminate()
         _, err = command.communicate(timeout=30)

@@ -327,6 +327,7 @@ def test_the_command_trains_and_saves_what_rollouts_load(data: Path, tmp_path: P
     assert made.config.views == ("image", "wrist_image")
     assert made.config.side == SIDE
     assert made.config.state
+    made.warm_up()  # by a question with pictures and a state
     assert (tmp_path / "policy.run" / "checkpoint.safetensors").is_file()
     for wrong, said in (
         (["--cameras", "front"], "no camera 'front'"),

@@ -599,7 +599,9 @@ def test_a_path_that_is_no_tokenizer_is_named(tmp_path: Path, monkeypatch: pytes
         raise OSError("no network\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ActionPieceError, match=r"no folder someone/tok, and the hub did not give one: no network$"):
+    with pytest.raises(
+        ActionPieceError, match=r"no folder someone/tok here, .* hub did not give one of that name: no network$"
+    ):
         load("someone/tok")
 
 

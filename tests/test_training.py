@@ -282,6 +282,16 @@ def test_a_checkpoint_from_another_machine_is_known_by_its_data_but_for_rounding
     assert same(fit(config, tmp_path, resume=True), whole)
 
 
+def test_a_checkpoint_whose_own_words_are_damaged_is_not_whole(tmp_path: Path) -> None:
+    fit(tiny(), tmp_path)
+    with safe_open(tmp_path / CHECKPOINT, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for damage in ({"about": "{"}, {"step": "many"}, {"stretches": "["}):
+        save_file(tensors, tmp_path / CHECKPOINT, metadata | damage)
+        with pytest.raises(ActionPieceError, match="is not a whole checkpoint"):
+            fit(tiny(), tmp_path, resume=True)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     fit(tiny(), tmp_path)
     with pytest.raises(ActionPieceError, match="seed differ"):

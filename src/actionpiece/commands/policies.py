@@ -103,7 +103,7 @@ def warn(text: str) -> None:
 def read_token(path: Path) -> str:
     """The secret in a file, without the line's end."""
     try:
-        token = path.read_text().strip()
+        token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ActionPieceError(f"the token in {path} cannot be read: {error}") from None
     if not token:

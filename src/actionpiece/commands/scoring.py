@@ -29,7 +29,8 @@ def evaluate(
     Normalised MSE, errors in millimetres and degrees, physical rank consistency, tokens and bits, latency.
 
     Args:
-        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero.
+        tokenizer: folder of a fitted tokenizer, or the name of one that comes trained, such as libero, or of a
+            repository on the Hugging Face hub (owner/name).
         json: print one JSON document and nothing else.
     """
     from actionpiece.evaluation.score import ScoringSet, Training, environment, score
@@ -60,7 +61,9 @@ def compare(
     device: str = "cpu",
     together: int = 8,
     finished: bool = False,
-    known: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = (),
+    known: Annotated[
+        tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]", help_behavior_hint="(default: none)")
+    ] = (),
     replay: int = 0,
     workers: int = 2,
     json: bool = False,
@@ -258,7 +261,9 @@ def ablate(
 
 
 def correlate(
-    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    files: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")
+    ],
     out: Path,
     success: str = "success",
     by: Literal["file", "task"] = "file",

@@ -201,7 +201,7 @@ def rollout(
         against: the folder of another policy's rollout, for a paired test on the episodes that both have.
         json: print the results as one JSON document and nothing else.
     """
-    from actionpiece.evaluation.rollout import paired, picture_size, read_other, summary
+    from actionpiece.evaluation.rollout import paired, picture_size, read_other, summary, tokenizer_of
     from actionpiece.evaluation.rollout import rollout as run
     from actionpiece.evaluation.score import environment
     from actionpiece.files import write_json
@@ -231,7 +231,7 @@ def rollout(
     notes = picture_notes(tasks) if size or published else []
     settings = {"seed": seed, "execute": execute, "size": size, "published": published}
     results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, "settings": settings}
-    results |= summary(lines)
+    results |= {"tokenizer": tokenizer_of(policy), **summary(lines)}
     unpaired = None
     if other is not None:
         try:

@@ -210,7 +210,7 @@ def _rollout(file: _File, part: dict[str, Any], column: str, by: By, scores: _Sc
     for task, share in shares.items():
         value = _number((share or {}).get(column), f"{path}: {column}")
         scores.join(f"rollouts of {task}", path, settings)
-        yield Evaluation(f"rollouts of {task}", file.tokenizer, None, None, value)
+        yield Evaluation(f"rollouts of {task}", file.tokenizer, None, None, value, part.get("tokenizer"))
 
 
 def _ablation(path: Path, part: dict[str, Any], column: str, scores: _Scores) -> Iterator[Evaluation]:

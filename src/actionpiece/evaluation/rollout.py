@@ -86,6 +86,12 @@ def weights_of(policy: str) -> str | None:
     return None if weights is None else str(weights)
 
 
+def tokenizer_of(policy: str) -> str | None:
+    """The fingerprint of the tokenizer whose ids a policy's folder predicts; None for others."""
+    found = _facts(policy).get("vocabulary", {}).get("fingerprint")
+    return None if found is None else str(found)
+
+
 def picture_size(policy: str) -> int:
     """The side of the pictures that a policy's folder was trained with; 128 for others."""
     return int(_facts(policy).get("config", {}).get("side", 128))

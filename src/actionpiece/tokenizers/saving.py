@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from actionpiece.distance import PhysicalDistance
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import check_replaceable, read_json, writing_folder
+from actionpiece.files import check_replaceable, read_json, write_json, writing_folder
 from actionpiece.normalize import Normalizer
 from actionpiece.space import ActionSpace
 
@@ -144,7 +144,7 @@ class SavedFolder(nn.Module):
             save_file(
                 {name: _halved(name, tensor) if half else tensor for name, tensor in tensors.items()}, aside / TENSORS
             )
-            (aside / CONFIG).write_text(json.dumps({**head, **self._description(), **rest}, indent=1) + "\n")
+            write_json(aside / CONFIG, {**head, **self._description(), **rest})
         return folder
 
     @classmethod

@@ -80,11 +80,12 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        saved, step = json.loads(metadata["about"]), int(metadata["step"])
+        stretches = list(json.loads(metadata.get("stretches", "[]")))
     except FileNotFoundError:
         raise ActionPieceError(f"there is no checkpoint in {folder} to go on from") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ActionPieceError(f"{path} is not a whole checkpoint: {error}") from None
-    saved = json.loads(metadata.get("about", "{}"))
     different = sorted(key for key in about.keys() | saved.keys() if not _alike(about.get(key), saved.get(key)))
     if different:
         raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; move it away to start anew")
@@ -99,8 +100,8 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         replica.generator.set_state(random)
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
-    replica.done = replica.began = int(metadata["step"])
-    replica.before = json.loads(metadata.get("stretches", "[]"))
+    replica.done = replica.began = step
+    replica.before = stretches
 
 
 def _alike(one: Any, other: Any) -> bool:
