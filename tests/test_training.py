@@ -109,7 +109,7 @@ def test_products_put_back_what_either_of_torchs_switches_said() -> None:
         for one, other in itertools.product(("none", "ieee", "tf32"), repeat=2):
             places[0].fp32_precision, places[1].fp32_precision = one, other
             with products("highest"):
-                assert now() == ["ieee", "ieee"]
+                assert set(now()) <= {"none", "ieee"}
             assert now() == [one, other]
     finally:
         for place, was in zip(places, before, strict=True):

@@ -102,7 +102,7 @@ class Trainable(nn.Module, abc.ABC):
     def encode_all(self, x: Tensor) -> Tensor:
         """`encode`, so many chunks at a time that what is between them and their codes fits in a small machine."""
         block = max(1, _SCORES // self.scores_per_chunk)
-        return torch.cat([self.encode(part) for part in x.split(block)])
+        return self.encode(x) if len(x) <= block else torch.cat([self.encode(part) for part in x.split(block)])
 
     @property
     def scores_per_chunk(self) -> int:
