@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as npst
 from actionpiece import ActionPieceError
 from actionpiece.evaluation.rollout import load_policy
 from actionpiece.policy.client import RemotePolicy
+from actionpiece.policy.robot_client import PolicyError, RobotClient
 from actionpiece.policy.wire import pack, unpack
 
 msgpack = pytest.importorskip("msgpack")
@@ -119,6 +120,36 @@ def test_a_server_of_this_machine_is_not_looked_for_through_a_proxy(monkeypatch:
         assert RemotePolicy(uri).act({"prompt": "lift"}).shape == (8, 7)
 
 
+def test_a_greeting_that_was_not_waited_for_is_never_an_answer() -> None:
+    """A signal comes while the connection is made anew: what is still to be read is no answer to the next question."""
+    with serving(lambda question: pack({"actions": np.full((1, 7), question["number"])})) as uri:
+        client = RobotClient(uri)
+        client.close()
+        greet, understood = client._greet, client._understood
+
+        def interrupted(answer: Any) -> Any:
+            raise KeyboardInterrupt
+
+        client._understood = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            client.ask({"number": 1})
+        assert client._socket is None
+        client._greet, client._understood = greet, understood  # type: ignore[method-assign]
+        for number in (2.0, 3.0):
+            actions = client.act({"number": number})
+            assert actions.max() == number
+            actions += 1  # it is the caller's own
+        client.close()
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": np.inf}, {"timeout": None}, {"open_timeout": 0}, {"timeout": 1e9}])
+def test_times_that_cannot_be_waited_for_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError, match="a timeout is more than 0"):
+        RobotClient("ws://127.0.0.1:1", **wrong)
+    with pytest.raises(PolicyError, match="no policy server at ws"):
+        RobotClient("ws://[foo")
+
+
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
@@ -140,7 +171,6 @@ def test_a_server_in_trouble_is_an_error_and_never_a_command(answer: bytes | str
 
 def test_after_an_error_a_new_connection_is_made() -> None:
     """openpi's servers hang up when they have said what went wrong."""
-    from actionpiece.policy.robot_client import PolicyError, RobotClient
 
     answers = ["ValueError: no such prompt", pack({"actions": np.zeros((8, 7))})]
     with serving(lambda _: answers.pop(0)) as uri:
@@ -154,7 +184,6 @@ def test_after_an_error_a_new_connection_is_made() -> None:
 
 
 def test_a_token_that_cannot_be_sent_is_not_shown() -> None:
-    from actionpiece.policy.robot_client import PolicyError, RobotClient
 
     with pytest.raises(PolicyError) as caught:
         RobotClient("ws://127.0.0.1:9", "se\ncret")

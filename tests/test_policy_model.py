@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from actionpiece.evaluation.rollout import load_policy
 from actionpiece.files import files_in
 from actionpiece.policy.model import ActionPolicy, PolicyConfig
 from actionpiece.policy.text import transformers
-from policies import INSTRUCTIONS, observation, policy, tokenizer
+from actionpiece.tokenizers.wrapped import wrap
+from policies import INSTRUCTIONS, SIDE, observation, policy, tokenizer
 
 
 @pytest.mark.parametrize("kind", ["pq", "fast"])
@@ -61,6 +63,36 @@ def test_a_rollout_is_not_mixed_with_that_of_a_policy_trained_anew(tmp_path: Pat
     policy(seed=1).save(tmp_path / "policy")
     with pytest.raises(ActionPieceError, match="another weights"):
         rollout(settings["policy"], ["lift"], tmp_path / "out", episodes=1, size=32)
+
+
+def test_a_rollout_is_not_mixed_with_that_of_another_policy_behind_the_same_address(tmp_path: Path) -> None:
+    from actionpiece.evaluation import rollout as room
+    from actionpiece.policy.server import PolicyServer, ServerConfig
+
+    pytest.importorskip("robosuite", reason="needs the extra 'sim'")
+    with PolicyServer(policy(), ServerConfig(port=0)) as server:
+        settings = {"policy": server.uri, "execute": 8, "size": 32, "published": False, "seed": 7, "server": "another"}
+        (tmp_path / "settings.json").write_text(json.dumps(settings))
+        with pytest.raises(ActionPieceError, match="another server"):
+            room.rollout(server.uri, ["lift"], tmp_path, episodes=1, size=32)
+        room._load.cache_clear()  # it holds a connection
+
+
+def test_threads_that_ask_at_once_get_their_own_answers() -> None:
+    made = policy("binning")
+    looks = [observation(seed) for seed in range(6)]
+    alone = [made.act(look) for look in looks]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for answer, expected in zip(pool.map(made.act, looks), alone, strict=True):
+                np.testing.assert_array_equal(answer, expected)
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_refused_before_the_training() -> None:
+    sizes = {"space": "libero", "horizon": 8, "vocab_size": 4, "tokens_per_chunk": 4}
+    mine = wrap(lambda x: np.zeros((len(x), 4), int), lambda ids: ids, **sizes)
+    with pytest.raises(ActionPieceError, match="this wrapped one cannot be"):
+        ActionPolicy.tiny(tokenizer=mine, corpus=INSTRUCTIONS, config=PolicyConfig(side=SIDE))
 
 
 def test_a_batch_of_any_size_is_answered_as_one_by_one() -> None:
@@ -112,6 +144,8 @@ def test_an_observation_that_cannot_be_answered_is_named(change: dict[str, Any],
         ({"views": ()}, "at least one view"),
         ({"block": 0}, "block of 1"),
         ({"state": True}, "least and largest"),
+        ({"state": True, "state_low": (0.0, 1.0), "state_high": (1.0, np.nan)}, "must be finite"),
+        ({"state": True, "state_low": (0.0, 1.0), "state_high": (1.0, 0.5)}, "in this order"),
         ({"block": 3}, "not made of blocks of 3"),
     ],
 )

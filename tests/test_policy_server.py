@@ -352,7 +352,9 @@ def test_a_server_that_cannot_be_is_said() -> None:
         ({"max_batch": 0}, "max_batch must be at least 1, not 0"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms"),
         ({"port": 65536}, "port must be from 0 to 65535"),
+        ({"max_wait_ms": 1e13}, "max_wait_ms"),
         ({"token": ""}, "the token is empty"),
+        ({"token": " geheim"}, "begins or ends with a blank"),
     ):
         with pytest.raises(ActionPieceError, match=said):
             ServerConfig(**wrong)  # type: ignore[arg-type]

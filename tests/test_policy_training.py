@@ -76,6 +76,24 @@ def test_a_look_goes_with_the_chunk_that_follows_it(data: Path) -> None:
     assert seen.side() == SIDE
 
 
+def test_states_that_are_not_finite_are_named_before_the_training(data: Path) -> None:
+    seen = lookings(data)
+    state = seen.looks[4].state.copy()
+    state[2] = np.nan
+    looks = [*seen.looks[:4], replace(seen.looks[4], state=state), *seen.looks[5:]]
+    damaged = replace(seen, looks=looks)
+    with pytest.raises(ActionPieceError, match="the state at step 4 of episode 1 holds values that are not finite"):
+        damaged.state_range()
+    low, high = seen.state_range()
+    made = policy(state=True, state_low=low, state_high=high)
+    with pytest.raises(ActionPieceError, match="the state at step 4 of episode 1"):
+        PolicyExamples(damaged, made)
+    PolicyExamples(damaged, policy())  # who does not read it need not mind
+    long = replace(seen, instructions=["lift " * 300] * len(seen))
+    with pytest.raises(ActionPieceError, match="an instruction has at most 2,000 characters and 256 tokens"):
+        PolicyExamples(long, policy())
+
+
 def test_looks_that_mistakes_may_follow_are_refused(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "demos")
     card = tmp_path / "demos" / "actionpiece.json"
@@ -286,6 +304,8 @@ def test_lines_that_are_no_questions_are_named(questions: Path) -> None:
         ('{"image": "red.png", "question": "q"}', "line 3 is no image"),
         ('{"image": "red.png", "question": "q", "answer": ""}', "must be texts"),
         ('{"image": "green.png", "question": "q", "answer": "a"}', "does not exist"),
+        ('{"image": "vqa.jsonl", "question": "q", "answer": "a"}', r"vqa\.jsonl cannot be decoded: it is no picture"),
+        ('{"image": "red.png", "question": "\\ud800", "answer": "a"}', "line 3 cannot be written as UTF-8"),
     ):
         bad = questions.with_name("bad.jsonl")
         bad.write_text(questions.read_text() + "\n" + line)

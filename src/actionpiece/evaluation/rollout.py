@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -171,12 +172,14 @@ def rollout(
         )
     if published and not all(map(is_libero, names)):
         raise ActionPieceError("pictures as published are LIBERO's; robosuite's own tasks have none")
-    load_policy(policy)  # a mistake in its name is better known now
+    loaded = load_policy(policy)  # a mistake in its name is better known now
     settings = {"policy": policy, "execute": execute, "size": size, "published": published, "seed": seed}
     if Path(policy).is_dir():
         settings["weights"] = weights_of(policy)
     elif Path(file := policy.rpartition(":")[0]).is_file():
         settings["code"] = sha256_of([Path(file)])  # what it imports is not known here
+    elif said := getattr(loaded, "metadata", None):  # another policy may be served there later
+        settings["server"] = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
     claim(out, settings)
     with asked_for(policy, workers) as name:
         jobs = [

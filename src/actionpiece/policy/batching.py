@@ -103,6 +103,11 @@ class Batcher:
         """Begin."""
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether the policy is asked."""
+        return self._thread.is_alive()
+
     def stop(self, patience: float) -> None:
         """Finish the batch in hand and end; a policy that takes longer than `patience` seconds is left behind."""
         self._waiting.put(None)

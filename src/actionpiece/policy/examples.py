@@ -6,8 +6,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +67,21 @@ class Lookings:
 
     def side(self) -> int:
         """The side of the pictures, as a multiple of 32 pixels."""
-        from PIL import Image
+        size: tuple[int, int] = open_picture(self.looks[0].pictures[0]).size
+        return max(32, round(sum(size) / 64) * 32)
 
-        width, height = Image.open(io.BytesIO(self.looks[0].pictures[0])).size
-        return max(32, round((width + height) / 64) * 32)
+    def check_states(self) -> None:
+        """An error that names the first state that is not finite."""
+        for look in self.looks:
+            if not np.isfinite(look.state).all():
+                raise ActionPieceError(
+                    f"the state at step {look.step} of episode {look.episode} holds values that are not finite (NaN or"
+                    " infinity); leave the state out, or mend the data"
+                )
 
     def state_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Least and largest values of the state."""
+        self.check_states()
         states = np.stack([look.state for look in self.looks])
         return tuple(states.min(0).tolist()), tuple(states.max(0).tolist())
 
@@ -88,7 +97,10 @@ class PolicyExamples:
         if not len(lookings):
             raise ActionPieceError("there are episodes of a split, held-out ones perhaps, without any picture")
         self.lookings, self.policy, self.side = lookings, policy, policy.config.side
+        for text in set(lookings.instructions):
+            policy.check_instruction(text)
         if policy.config.state:
+            lookings.check_states()
             looks = zip(lookings.looks, lookings.instructions, strict=True)
             self.prompts = [policy.prompt(text, look.state) for look, text in looks]
         else:
@@ -132,14 +144,30 @@ def _room() -> int:
     return int(memory * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def decode_picture(data: bytes, side: int) -> np.ndarray:
+def open_picture(data: bytes, name: str = "a picture") -> Any:
+    """PNG or JPEG bytes as a Pillow image that is not decoded yet. name: for errors."""
+    from PIL import Image
+
+    with _decodable(name):
+        return Image.open(io.BytesIO(data))
+
+
+def decode_picture(data: bytes, side: int, name: str = "a picture") -> np.ndarray:
     """PNG or JPEG bytes as (side, side, 3) uint8."""
+    with _decodable(name):
+        return fitted(np.array(open_picture(data, name).convert("RGB")), side)
+
+
+@contextmanager
+def _decodable(name: str) -> Iterator[None]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return fitted(np.array(Image.open(io.BytesIO(data)).convert("RGB")), side)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-        raise ActionPieceError(f"a picture cannot be decoded: {error}") from None
+        yield
+    except UnidentifiedImageError:  # it says where in memory the bytes are
+        raise ActionPieceError(f"{name} cannot be decoded: it is no picture") from None
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        raise ActionPieceError(f"{name} cannot be decoded: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.top_k) is not int or type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
+            raise ActionPieceError("top_k and seed must be whole numbers, a seed one of 64 bits")
         if self.top_k < 0 or not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
             raise ActionPieceError("temperature must be 0 or from 0.001 to 1,000, and top_k not negative")
 

@@ -8,6 +8,8 @@ commands = policy.act({"prompt": "lift the cube", "observation/image": ..., "obs
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import files_in, read_json, sha256_of, write_json, writing_folder
+from actionpiece.files import NO_FINGERPRINT, files_in, read_json, sha256_of, write_json, writing_folder
 from actionpiece.policy.generate import Generated, Plan, Sampling
 from actionpiece.policy.prompt import MERGE, Batch, Prompter, learning_inputs, state_words
 from actionpiece.policy.qwen3vl import Forward, Learner
@@ -31,7 +33,7 @@ from actionpiece.tokenizers import ActionTokenizer, build_config, load
 POLICY = "policy.json"
 _FORMAT = 1
 _PLANS = 8  # recorded shapes that are kept
-_LONGEST = 256  # tokens of an instruction: one client must not be able to fill the memory for all
+_LONGEST = 256  # tokens of an instruction
 
 
 def written_files(folder: Path) -> list[str]:
@@ -69,6 +71,9 @@ class PolicyConfig:
             )
         if len(self.state_low) != len(self.state_high) or (self.state and not self.state_low):
             raise ActionPieceError("a policy that reads the state needs its least and largest values")
+        ranges = zip(self.state_low, self.state_high, strict=True)
+        if not all(-math.inf < low <= high < math.inf for low, high in ranges):
+            raise ActionPieceError("the state's least and largest values must be finite, and in this order")
 
 
 class ActionPolicy:
@@ -78,6 +83,8 @@ class ActionPolicy:
         self, vlm: Any, text: Any, tokenizer: ActionTokenizer, vocabulary: ActionVocabulary, config: PolicyConfig
     ) -> None:
         vocabulary.check(tokenizer)
+        if tokenizer.fingerprint() == NO_FINGERPRINT:
+            raise ActionPieceError(f"a policy is saved with its tokenizer, and this {tokenizer.kind} one cannot be")
         length = tokenizer.tokens_per_chunk
         if config.block > 1 and (length is None or length % config.block):
             raise ActionPieceError(
@@ -91,6 +98,8 @@ class ActionPolicy:
         self._forward: Forward | None = None
         self._plans: dict[Any, Plan] = {}
         self._made_for: Any = None
+        self._busy = threading.Lock()  # plans have buffers that two threads may not share
+        self.weights: str | None = None  # the hash of those it was loaded with
 
     # Where one comes from -----------------------------------------------------------------------------------------
 
@@ -163,6 +172,7 @@ class ActionPolicy:
         if text.convert_tokens_to_ids("<action_0>") != vocabulary.first or vocabulary.rows.stop > rows:
             raise ActionPieceError(f"{root} holds no whole policy: its vocabulary is not that of its model")
         policy = cls(vlm, text, load(root / "tokenizer"), vocabulary, config)
+        policy.weights = facts.get("weights")
         policy.vlm.to(device).eval()
         return policy
 
@@ -239,6 +249,8 @@ class ActionPolicy:
             "views": [f"observation/{view}" for view in self.config.views],
             "side": self.config.side,
             "state": self.config.state,
+            "fingerprint": self.vocabulary.fingerprint,
+            **({} if self.weights is None else {"weights": self.weights}),
         }
 
     # What it answers ----------------------------------------------------------------------------------------------
@@ -247,8 +259,7 @@ class ActionPolicy:
         """An error unless `observation` has an instruction and this policy's pictures and state."""
         if not isinstance(observation, Mapping) or not isinstance(observation.get("prompt"), str):
             raise ActionPieceError("an observation is a map with a text under 'prompt'")
-        if len(observation["prompt"]) > 2000 or len(self._words(observation["prompt"])) > _LONGEST:
-            raise ActionPieceError(f"an instruction has at most 2,000 characters and {_LONGEST} tokens")
+        self.check_instruction(observation["prompt"])
         for view in self.config.views:
             picture = observation.get(f"observation/{view}")
             if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
@@ -264,12 +275,14 @@ class ActionPolicy:
             if state.dtype.kind not in "fiu" or not np.isfinite(state).all():
                 raise ActionPieceError("'observation/state' must hold finite numbers")
 
-    def _words(self, text: str) -> list[int]:
+    def check_instruction(self, text: str) -> None:
+        """An error for what is no text, or too much of it: one client must not be able to fill the memory for all."""
         try:
             text.encode()
         except UnicodeEncodeError:
             raise ActionPieceError("an instruction must be text that can be written as UTF-8") from None
-        return self.prompter.plain(text)
+        if len(text) > 2000 or len(self.prompter.plain(text)) > _LONGEST:
+            raise ActionPieceError(f"an instruction has at most 2,000 characters and {_LONGEST} tokens")
 
     def read(self, observations: Sequence[Mapping[str, Any]]) -> Batch:
         """Observations as the model reads them, on the CPU."""
@@ -284,13 +297,16 @@ class ActionPolicy:
         if self.config.state:
             low, high = np.array(self.config.state_low), np.array(self.config.state_high)
             words = state_words(np.asarray(state, np.float64), low, high)
-        return self.prompter.ids(instruction, words)
+        return self.prompter.ids(instruction.strip().rstrip("."), words)
 
     @torch.no_grad()
     @torch.inference_mode(False)  # plans outlive the call, and tensors of that mode may not be written to outside of it
     def generate(self, batch: Batch, sampling: Sampling | None = None) -> Generated:
         """Token ids for prompts, constrained so that every one of them decodes."""
-        sampling = sampling or Sampling()
+        with self._busy:
+            return self._generated(batch, sampling or Sampling())
+
+    def _generated(self, batch: Batch, sampling: Sampling) -> Generated:
         draws, top_k = sampling.temperature > 0, sampling.top_k
         table = self.vlm.get_input_embeddings().weight
         made_for = (table.data_ptr(), table.device, table.dtype)

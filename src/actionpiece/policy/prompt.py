@@ -64,7 +64,7 @@ class Prompter:
 
     def ids(self, instruction: str, state: Sequence[int] | None = None) -> list[int]:
         """One prompt without the start token."""
-        words = self._task.format(instruction=instruction.strip().rstrip("."))
+        words = self._task.format(instruction=instruction)
         if state is not None:
             words += STATE.format(state=" ".join(map(str, state)))
         return [*self._before, *self.plain(words), *self._after]

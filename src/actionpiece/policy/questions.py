@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.policy.examples import decode_picture
+from actionpiece.policy.examples import decode_picture, open_picture
 from actionpiece.policy.model import ActionPolicy
 from actionpiece.policy.prompt import Prompter, learning_inputs
 from actionpiece.policy.text import IM_END
@@ -54,6 +54,11 @@ def read_questions(path: Path) -> list[Question]:
         question = Question(path.parent / values[0], values[1], values[2])
         if not question.image.is_file():
             raise ActionPieceError(f"{path}: line {number} names {question.image}, which does not exist")
+        open_picture(question.image.read_bytes(), str(question.image))
+        try:
+            (question.question + question.answer).encode()
+        except UnicodeEncodeError:
+            raise ActionPieceError(f"{path}: line {number} cannot be written as UTF-8") from None
         found.append(question)
     if not found:
         raise ActionPieceError(f"{path} holds no questions")
@@ -79,8 +84,8 @@ class Questions:
     def inputs(self, index: Sequence[int]) -> dict[str, Tensor]:
         """What `loss` takes, on the CPU. Targets stand where the model is to predict them; -100 elsewhere."""
         chosen = [self.questions[n] for n in index]
-        shots = [decode_picture(q.image.read_bytes(), self.policy.config.side) for q in chosen]
-        prompts = [self.prompter.ids(q.question) for q in chosen]
+        shots = [decode_picture(q.image.read_bytes(), self.policy.config.side, str(q.image)) for q in chosen]
+        prompts = [self.prompter.ids(q.question.strip()) for q in chosen]
         answers = [[*self.prompter.plain(q.answer), self.policy.text.convert_tokens_to_ids(IM_END)] for q in chosen]
         pictures = torch.stack([torch.from_numpy(shot) for shot in shots])[:, None]
         longest = max(len(answer) for answer in answers)

@@ -37,6 +37,7 @@ _LARGEST = 1 << 26  # bytes of an answer; a chunk of commands has some hundred
 _MOST = 100_000  # values of a message that are not in arrays: a few bytes must not become gigabytes of objects
 _LONGEST = 4096  # values of one list or map
 _TROUBLE = (WebSocketException, OSError, TimeoutError)
+_PATIENCE = 1_000_000  # seconds; the kernel counts milliseconds in 31 bits
 _HANG_UP = 1.0  # seconds that a server has to say goodbye
 
 
@@ -122,6 +123,9 @@ class RobotClient:
     ) -> None:
         if token and not token.isprintable():
             raise PolicyError("a token is one line of printable characters")  # others would be echoed in errors
+        for seconds in (timeout, open_timeout):
+            if not isinstance(seconds, (int, float)) or not 0 < seconds <= _PATIENCE:
+                raise PolicyError(f"a timeout is more than 0 and at most {_PATIENCE:,} seconds, not {seconds}")
         self.uri, self._timeout, self._open_timeout = uri, timeout, open_timeout
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._socket: Any = None
@@ -136,13 +140,20 @@ class RobotClient:
         self.close()
 
     def _connect(self) -> None:
+        try:
+            self._greet()
+        except BaseException:  # an interrupt too: a greeting that is still to be read must not pass for an answer
+            self.close()
+            raise
+
+    def _greet(self) -> None:
         options: dict[str, Any] = {"max_size": _LARGEST, "open_timeout": self._open_timeout, "close_timeout": _HANG_UP}
         if int(version.split(".")[0]) >= 15:
             # A server that does not answer pings while it thinks is not dead; older releases send none.
             options["ping_interval"] = None
-            if urlsplit(self.uri).hostname in ("127.0.0.1", "::1", "localhost"):
-                options["proxy"] = None  # a proxy would look for the server on its own machine
         try:
+            if int(version.split(".")[0]) >= 15 and urlsplit(self.uri).hostname in ("127.0.0.1", "::1", "localhost"):
+                options["proxy"] = None  # a proxy would look for the server on its own machine
             self._socket = self._line.enter_context(
                 connect(self.uri, compression=None, additional_headers=self._headers, **options)
             )
@@ -153,14 +164,9 @@ class RobotClient:
             why = f"{error.response.status_code} {said}".strip()
             raise PolicyError(f"the policy server at {self.uri} refuses: {why}") from None
         except (*_TROUBLE, ValueError) as error:
-            self.close()
             why = str(error) or type(error).__name__
             raise PolicyError(f"there is no policy server at {self.uri}: {why}") from None
-        try:
-            self.metadata = self._understood(greeting)
-        except PolicyError:
-            self.close()
-            raise
+        self.metadata = self._understood(greeting)
 
     def _give_up_on_the_dead(self) -> None:
         # Sending has no timeout of its own: a cable that is pulled would hold a robot for as long as TCP has patience.
@@ -196,7 +202,7 @@ class RobotClient:
         if actions is None:
             raise PolicyError(f"the policy server at {self.uri} answered without 'actions'")
         try:
-            return np.asarray(actions, np.float32)
+            return np.array(actions, np.float32)  # a copy: what came over the wire is read-only
         except (ValueError, TypeError):
             raise PolicyError(f"the policy server at {self.uri} answered with 'actions' that are no numbers") from None
 

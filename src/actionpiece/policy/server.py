@@ -2,6 +2,7 @@
 
 On connecting, a client is sent the policy's metadata; after that every message is one question and gets one answer. All
 messages are msgpack; text is an error, in one sentence, and the connection goes on. `GET /healthz` answers "OK".
+A client waits for its answer before it asks again: one that sends ahead is read no further, not even its signs of life.
 
 Two threads: one speaks with the clients and never waits for the policy; the other, in `batching.py`, asks the policy.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OneByOne", "PolicyServer", "Served", "ServerConfig", "Status", "servable"]
 
 log = logging.getLogger("actionpiece.policy")
+_LONGEST_WAIT = 60_000  # ms
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class ServerConfig:
         for name in ("max_clients", "max_bytes", "max_batch"):
             if getattr(self, name) < 1:
                 raise ActionPieceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.max_wait_ms >= 0:
-            raise ActionPieceError(f"max_wait_ms must be at least 0, not {self.max_wait_ms}")
+        if not 0 <= self.max_wait_ms <= _LONGEST_WAIT:
+            raise ActionPieceError(f"max_wait_ms must be from 0 to {_LONGEST_WAIT}, not {self.max_wait_ms}")
         if not 0 <= self.port < 65536:
             raise ActionPieceError(f"port must be from 0 to 65535, not {self.port}")
-        if self.token is not None and not self.token:
-            raise ActionPieceError("the token is empty")
+        if self.token is not None and (not self.token or self.token != self.token.strip()):
+            raise ActionPieceError("the token is empty, or begins or ends with a blank")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class PolicyServer:
     @property
     def running(self) -> bool:
         """Whether clients are served."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self._batcher.running
 
     def start(self) -> None:
         """Listen; returns when clients can connect. A server starts once."""
