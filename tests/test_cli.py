@@ -538,7 +538,9 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
     assert not (tmp_path / "out").exists()  # a fit that failed leaves nothing behind
 
 
-@pytest.mark.parametrize("damage", ["foreign tensors", "truncated tensors", "future", "no config", "not json"])
+@pytest.mark.parametrize(
+    "damage", ["foreign tensors", "truncated tensors", "future", "no config", "other scale", "true horizon", "not json"]
+)
 def test_a_damaged_tokenizer_folder_is_said_in_one_sentence(
     damage: str, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -555,6 +557,12 @@ def test_a_damaged_tokenizer_folder_is_said_in_one_sentence(
         config.write_text(json.dumps(json.loads(config.read_text()) | {"format_version": 99}))
     elif damage == "no config":
         config.unlink()
+    elif damage == "other scale":  # it would decode, to other commands
+        described = json.loads(config.read_text())
+        described["normalizer"]["scale"][0] *= 2
+        config.write_text(json.dumps(described))
+    elif damage == "true horizon":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"horizon": True}))
     else:
         config.write_text("{")
     capsys.readouterr()

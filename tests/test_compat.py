@@ -70,6 +70,10 @@ def test_normalised_chunks_give_the_ids_that_raw_ones_give_the_tokenizer(process
 def test_chunks_may_be_a_tensor_of_any_precision(processor: FastProcessor) -> None:
     chunks = torch.from_numpy(normal_chunks(processor)).bfloat16()
     assert processor(chunks) == processor(chunks.float().numpy())
+    assert processor(list(chunks.requires_grad_())) == processor(chunks)
+    assert processor([]) == processor(chunks[:0]) == []
+    with pytest.raises(ActionPieceError, match="rectangular"):
+        processor([[1, 2], [3]])
 
 
 def test_what_comes_back_is_normalised_and_close(processor: FastProcessor) -> None:

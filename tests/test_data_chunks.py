@@ -187,6 +187,19 @@ class TestIdle:
         actions = np.array([rest, np.zeros(len(rest))], np.float32)
         assert idle_steps(actions, ActionSpace("r", (group,)), 1e-6).tolist() == [True, False]
 
+    @pytest.mark.parametrize(
+        ("form", "order", "unit", "same", "other"),
+        [
+            ("quaternion", "wxyz", None, [[0.6, 0.8, 0, 0], [-0.6, -0.8, 0, 0]], [0.8, 0.6, 0, 0]),
+            ("euler", "xyz", 0.5, [[2 * np.pi, 1, 0], [-2 * np.pi, 1, 4 * np.pi]], [2 * np.pi, 1.5, 0]),
+        ],
+    )
+    def test_a_rotation_that_is_written_otherwise_has_not_moved(self, form, order, unit, same, other):
+        group = Group("rotation", tuple(range(len(other))), form=form, order=order, unit=unit, delta=False)
+        actions = np.array([same[0], same[1], same[1], other, same[0]], np.float32)
+        idle = idle_steps(actions, ActionSpace("r", (group,)), 1e-4)
+        assert idle.tolist() == [False, True, True, False, False]
+
     def test_idle_steps_are_left_out_when_asked(self, tmp_path):
         actions = np.random.default_rng(0).uniform(0.1, 1, (20, 7)).astype(np.float32)
         actions[:, 6] = -1

@@ -73,20 +73,47 @@ def test_each_member_keeps_its_own_card_and_the_splits_are_united(tmp_path):
 
 def test_a_folders_card_is_that_of_all_files_without_a_nearer_one(tmp_path):
     root = tmp_path / "mine"
-    npz(root / "a.npz", [3] * 4)
+    npz(root / "a.npz", [3] * 4, card={"fps": 20})  # somebody else's JSON
     npz(root / "deep" / "b.npz", [3] * 4)
     npz(root / "deep" / "c.npz", [3] * 4, card={"space": "libero", "note": "its own"})
     lerobot(root / "near" / "d", [6, 7])
     (root / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "of all"}))
     (root / "near" / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "nearer"}))
-    (tmp_path / "actionpiece.json").write_text("not looked at: above what was named")
     demos = open_demos(root)
     assert demos.space.name == "libero"
     assert [file["note"] for file in demos.describe()["files"]] == ["of all", "of all", "its own", "nearer"]
+    for part, note in (
+        ("a.npz", "of all"),
+        ("deep", "of all; its own"),
+        ("near/d", "nearer"),
+        ("deep/../a.npz", "of all"),
+    ):
+        assert open_demos(root / part).note == note
     before = demos.fingerprint()
     (root / "actionpiece.json").write_text(json.dumps({"space": "libero", "note": "changed"}))
     assert open_demos(root).fingerprint() != before
-    assert open_demos(root / "a.npz").known_space is None  # the folder was not named
+
+
+def test_a_folders_card_splits_the_folder_as_a_whole(tmp_path, monkeypatch):
+    root = tmp_path / "mine"
+    for number in range(6):  # an episode a file
+        npz(root / f"{number}.npz", [3])
+    (root / "actionpiece.json").write_text(
+        json.dumps({"space": "libero", "split": {"seed": 3, "test": 2, "validation": 1}})
+    )
+    order = np.random.default_rng(3).permutation(6)
+    monkeypatch.chdir(root)
+    for named in (root, tmp_path, "."):
+        split = open_demos(named).split()
+        assert [split.test.tolist(), split.validation.tolist()] == [order[:2].tolist(), order[2:3].tolist()]
+    for part in (root / "0.npz", "1.npz"):  # by itself it would be split otherwise
+        with pytest.raises(ActionPieceError, match=r"splits all that is in its folder: name .*mine, or give .* a card"):
+            open_demos(part)
+    npz(root / "0.npz", [3] * 4, card={"space": "libero"})
+    assert len(open_demos(root / "0.npz")) == 4
+    (root / "actionpiece.json").write_text(json.dumps({"split": {"seed": 3, "test": 4, "validation": 1}}))
+    with pytest.raises(ActionPieceError, match="leaves none of 5 for training"):
+        open_demos(root)
 
 
 def test_files_of_one_episode_each_are_split_together(tmp_path):

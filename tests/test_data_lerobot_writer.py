@@ -302,3 +302,27 @@ def test_the_statistics_lerobot_aggregates_are_all_there(whole: Path) -> None:
     features = json.loads((whole / "meta/info.json").read_text())["features"]
     assert stats.keys() == features.keys()
     assert all(set(STATISTICS) <= of.keys() for of in stats.values())
+
+
+def test_features_of_one_number_are_plain_columns(tmp_path: Path) -> None:
+    about = About(20, "gate", ("open",), ("angle",), {})
+    rows = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
+    write_lerobot(tmp_path / "gate", [Episode(rows, rows, "open it", {}, {})], about, more={})
+    assert check_layout(tmp_path / "gate") == []
+    np.testing.assert_array_equal(open_demos(tmp_path / "gate").episode(0), rows)
+
+
+@pytest.mark.parametrize("empty", ["all", "one"])
+def test_states_that_are_not_there(whole: Path, tmp_path: Path, empty: str) -> None:
+    root = shutil.copytree(whole, tmp_path / "demos")
+    (file,) = (root / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    at = table.schema.get_field_index("observation.state")
+    states = table["observation.state"].to_pylist()
+    states = [None] * len(states) if empty == "all" else [None, *states[1:]]
+    pq.write_table(table.set_column(at, "observation.state", pa.array(states, pa.list_(pa.float32()))), file)
+    if empty == "all":
+        assert {look.state.shape for look in open_demos(root).looks(["agent"])} == {(0,)}
+    else:
+        with pytest.raises(ActionPieceError, match=r"observation\.state holds 1 empty rows"):
+            list(open_demos(root).looks(["agent"]))

@@ -87,6 +87,9 @@ def test_demonstrations_succeed_differ_and_replay_to_the_bit(lift: Environment) 
 def test_a_command_moves_the_hand_as_the_action_space_says(lift: Environment) -> None:
     """xyz in the world's axes; a turn about the vertical axis; the fingers close on +1."""
     lift.reset(0)
+    for wrong in (np.full(7, np.nan), np.zeros(6)):
+        with pytest.raises(ActionPieceError, match="a command is 7 finite numbers"):
+            lift.step(wrong)
     for _ in range(5):
         lift.step(np.array([0, 0, 0, 0, 0, 0, -1.0]))
     start, turned = lift.hand

@@ -95,3 +95,7 @@ def test_a_folder_of_other_tokens_is_refused(
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     with pytest.raises(ActionPieceError, match="not empty"):
         tokenize(other, demos, tmp_path / "mine")
+    with pytest.raises(ActionPieceError, match=r"thesis\.txt is a file"):
+        tokenize(other, demos, tmp_path / "mine" / "thesis.txt")
+    (tmp_path / "mine" / "thesis.txt").rename(tmp_path / "mine" / ".x.part")  # as a kill may leave it
+    tokenize(other, demos, tmp_path / "mine", shard=100_000)

@@ -15,8 +15,10 @@ def to_tensor(values: Any, *, dtype: torch.dtype | None = None, what: str = "act
     """A finite floating-point tensor of `values` (numpy, torch or nested lists); NaN and infinity are an error."""
     if not isinstance(values, Tensor):
         try:
+            if isinstance(values, list | tuple):  # numpy knows neither bfloat16 nor gradients
+                values = [one.detach().cpu().double().numpy() if isinstance(one, Tensor) else one for one in values]
             array = np.ascontiguousarray(values)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             raise ActionPieceError(f"{what} must be one rectangular array: {error}") from None
         if array.dtype.kind not in "fiub":
             raise ActionPieceError(f"{what} must be numbers, not {array.dtype}")

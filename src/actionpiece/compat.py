@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from actionpiece.arrays import to_tensor
 from actionpiece.errors import ActionPieceError
 from actionpiece.tokenizers.base import ActionTokenizer
 
@@ -39,11 +40,9 @@ class FastProcessor:
 
     def __call__(self, action_chunk: Any) -> list[list[int]]:
         """The token ids of normalised chunks (B, H, D); one chunk (H, D) counts as a batch of one."""
-        chunks = (
-            action_chunk.detach().cpu().float().numpy()
-            if isinstance(action_chunk, Tensor)
-            else np.asarray(action_chunk)
-        )
+        chunks = to_tensor(action_chunk)
+        if not chunks.numel():
+            return []
         ids = self.tokenizer.encode(chunks[None] if chunks.ndim == 2 else chunks, normalized=True)
         return [row.tolist() for row in ids]
 

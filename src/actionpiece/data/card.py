@@ -49,6 +49,7 @@ class Card:
 
 # Keys that change numbers: a misspelled one must not pass for an unknown one, which would be ignored.
 _DECISIVE = ("space", "keep", "clip", "split", "rate", "ahead")
+_FOR_PEOPLE = ("licence", "license", "note")
 
 
 def read_card(path: Path) -> Card:
@@ -77,6 +78,20 @@ def read_card(path: Path) -> Card:
         )
     except _Unfit as error:
         raise ActionPieceError(f"{path}: {error}") from None
+
+
+def read_card_beside(path: Path) -> Card | None:
+    """The card at `path`, which is a data file's name with .json; None where none is there.
+
+    Others keep such files, too: what says nothing that a card says is none.
+    """
+    if not path.is_file():
+        return None
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return None
+    said = any(difflib.get_close_matches(key.lower(), (*_DECISIVE, *_FOR_PEOPLE), 1, 0.8) for key in value)
+    return read_card(path) if said else None
 
 
 class _Unfit(Exception):  # noqa: N818  (never leaves this file)

@@ -45,8 +45,6 @@ class Member:
             episodes = np.flatnonzero(reader.mask(card.keep)).astype(np.int64)
             if len(episodes) == 0:
                 raise ActionPieceError(f"{card.path}: keep '{card.keep}' leaves no episode of {label}")
-        if card.split is not None:
-            card.split.apply(len(episodes), str(card.path))  # a split that cannot be made is better known now
         return cls(reader, card, label, episodes)
 
     @property
@@ -121,6 +119,8 @@ class Demos:
         self.dim = members[0].reader.dim
         self.members = tuple(members)
         self._ends = np.cumsum([len(member.episodes) for member in members])
+        for rule, episodes, where in self._card_rules()[0]:
+            rule.apply(len(episodes), where)  # a split that cannot be made is better known now
         self._space, self._without_space = _common_space(members, space)
         # What was asked for beyond the cards makes other chunks of the same files.
         self._asked = [f"idle {drop_idle:g}"] if drop_idle is not None else []
@@ -260,20 +260,25 @@ class Demos:
 
     def _rules(self, seed: int) -> list[tuple[SplitRule, Indices, str]]:
         """A rule for each card that has one, and the default one for all other episodes together."""
-        starts = np.concatenate(([0], self._ends))
-        rules: list[tuple[SplitRule, Indices, str]] = []
-        others: list[Indices] = []
-        for member, start, end in zip(self.members, starts[:-1], starts[1:], strict=True):
-            episodes = np.arange(start, end, dtype=np.int64)
-            if member.card.split is not None:
-                rules.append((member.card.split, episodes, str(member.card.path)))
-            else:
-                others.append(episodes)
-        if others:
-            rest = np.concatenate(others)
+        rules, rest = self._card_rules()
+        if len(rest):
             where = self.name if not rules else f"{self.name} without its members with a split of their own"
             rules.append((SplitRule.default(len(rest), seed, where), rest, where))
         return rules
+
+    def _card_rules(self) -> tuple[list[tuple[SplitRule, Indices, str]], Indices]:
+        """A rule for each card that has one, with the episodes of all its members; and all other episodes."""
+        starts = np.concatenate(([0], self._ends))
+        ruled: dict[str, tuple[SplitRule, list[Indices]]] = {}
+        others: list[Indices] = [np.arange(0, dtype=np.int64)]
+        for number, (member, start, end) in enumerate(zip(self.members, starts[:-1], starts[1:], strict=True)):
+            episodes = np.arange(start, end, dtype=np.int64)
+            if member.card.split is None:
+                others.append(episodes)
+            else:
+                place = str(member.card.path or number)
+                ruled.setdefault(place, (member.card.split, []))[1].append(episodes)
+        return [(rule, np.concatenate(parts), place) for place, (rule, parts) in ruled.items()], np.concatenate(others)
 
     def split(self, seed: int = 0) -> Split:
         """Whole episodes for train, validation and test, in drawn order.

@@ -20,6 +20,7 @@ from actionpiece.data.reader import (
     as_actions,
     as_lengths,
     as_rate,
+    as_text,
     natural_key,
     unreadable,
 )
@@ -75,7 +76,7 @@ class Hdf5Reader(Reader):
         with _opened(self._path) as file:
             if not isinstance(file.get(f"mask/{name}"), h5py.Dataset):
                 raise ActionPieceError(f"{self.path} has no filter 'mask/{name}', which its card names under keep")
-            listed = {_as_text(demo) for demo in np.asarray(file[f"mask/{name}"]).ravel()}
+            listed = {as_text(demo) for demo in np.asarray(file[f"mask/{name}"]).ravel()}
         return np.array([demo in listed for demo in self._demos])
 
     def files(self) -> list[Path]:
@@ -111,14 +112,10 @@ def _action_datasets(file: Any, keys: tuple[str, ...], path: Path) -> tuple[list
     raise ActionPieceError(f"{path} has no dataset '{keys[0]}' for any episode; {there}")
 
 
-def _as_text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _json_attribute(attributes: dict[str, Any], name: str) -> dict[str, Any]:
     """A JSON attribute as a dict, empty when it is absent or something else: instructions and rates are a courtesy."""
     try:
-        value = json.loads(_as_text(attributes.get(name, "{}")))
+        value = json.loads(as_text(attributes.get(name, "{}")))
     except (ValueError, RecursionError):  # no text, no JSON, or JSON without an end
         return {}
     return value if isinstance(value, dict) else {}

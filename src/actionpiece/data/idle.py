@@ -24,10 +24,23 @@ def idle_steps(actions: Actions, space: ActionSpace, threshold: float) -> npt.ND
         else:
             # A gripper at rest says nothing about the arm; a target without a predecessor cannot be called unchanged.
             before = 0.0 if group.kind == "gripper" else np.inf
-            away = np.abs(np.diff(values, axis=0))
+            away = np.abs(_moved(group, values))
             away = np.concatenate((np.full((min(1, len(values)), values.shape[1]), before), away))
         idle &= (away <= threshold).all(1)
     return idle
+
+
+def _moved(group: Group, values: Actions) -> Actions:
+    """How far targets are from those of the step before; a rotation that is written otherwise is the same."""
+    moved: Actions = np.diff(values, axis=0)
+    if group.form == "quaternion":
+        other: Actions = values[1:] + values[:-1]  # from q to -q
+        return np.where(np.abs(other).max(1, keepdims=True) < np.abs(moved).max(1, keepdims=True), other, moved)
+    if group.form == "euler":
+        assert group.unit is not None
+        turn = np.float32(2 * np.pi / group.unit)
+        return (moved - turn * np.round(moved / turn)).astype(np.float32)
+    return moved
 
 
 def _from_rest(group: Group, values: Actions) -> Actions:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actionpiece.data.lerobot_pictures import PREFIX, load_looks
+from actionpiece.data.lerobot_tables import as_matrix
 from actionpiece.data.reader import (
     Actions,
     Block,
@@ -301,7 +301,7 @@ def _load(path: Path, key: str) -> Block:
     table = _table(path, (key, "episode_index"))
     if key not in table.column_names:
         raise ActionPieceError(f"{path} has no column '{key}'")
-    actions = as_actions(_matrix(table[key], f"{path}: {key}"), f"{path}: {key}")
+    actions = as_actions(as_matrix(table[key], f"{path}: {key}"), f"{path}: {key}")
     if "episode_index" not in table.column_names:
         return actions, np.empty(0, np.int64)
     column = table["episode_index"]
@@ -312,22 +312,3 @@ def _load(path: Path, key: str) -> Block:
         order = np.argsort(numbers, kind="stable")
         actions, numbers = actions[order], numbers[order]
     return actions, numbers
-
-
-def _matrix(column: Any, where: str) -> npt.NDArray[Any]:
-    """A column of numbers or of equally long lists as a two-dimensional array."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if array.null_count:
-        raise ActionPieceError(f"{where} holds {array.null_count} empty rows")
-    kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        widths = pc.unique(pc.list_value_length(array)).to_pylist()
-        if len(widths) > 1:
-            raise ActionPieceError(f"{where} holds rows of different widths: {', '.join(map(str, sorted(widths)))}")
-        array, width = array.flatten(), widths[0] if widths else 0
-    else:
-        width = 1  # LeRobot stores an action of one number as a plain column
-    if array.null_count or not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
-        raise ActionPieceError(f"{where} must hold numbers in every row, not {kind}")
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values.reshape(-1, width) if width else values.reshape(0, 0)

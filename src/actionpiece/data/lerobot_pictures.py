@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actionpiece.data.lerobot_tables import as_matrix
 from actionpiece.data.reader import Look, unreadable
 from actionpiece.errors import ActionPieceError
 
@@ -59,8 +60,8 @@ def load_looks(path: Path, cameras: Sequence[str]) -> Rows:
         if (np.diff(order) != 1).any():
             table, numbers = table.take(order), numbers[order]
     states = np.zeros((len(table), 0), np.float32)
-    if _STATE in table.column_names:
-        states = np.array(table[_STATE].to_pylist(), np.float32).reshape(len(table), -1)
+    if _STATE in table.column_names and table[_STATE].null_count < len(table):
+        states = as_matrix(table[_STATE], f"{path}: {_STATE}").astype(np.float32)
     return Rows(numbers, [[_bytes(row, path, name) for row in table[name].to_pylist()] for name in cameras], states)
 
 

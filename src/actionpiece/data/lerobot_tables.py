@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actionpiece.data.lerobot_layout import COUNTERS, DATA
+from actionpiece.errors import ActionPieceError
 
 FILES_PER_CHUNK, FILE_MB = 1000, 100  # LeRobot's own defaults
 _ROW_GROUP = 16 << 20  # bytes: few groups compress well and keep the file's footer small
@@ -63,8 +65,8 @@ class DataFiles:
 
 
 def column(values: npt.NDArray[Any]) -> Any:
-    if values.ndim == 1:
-        return pa.array(values)
+    if values.ndim == 1 or values.shape[1] == 1:  # so LeRobot stores features of one number
+        return pa.array(values.ravel())
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
@@ -91,3 +93,22 @@ def task_table(tasks: list[str]) -> Any:
         "pandas_version": "2.2.0",
     }
     return table.replace_schema_metadata({"pandas": json.dumps(description)})
+
+
+def as_matrix(column: Any, where: str) -> npt.NDArray[Any]:
+    """A column of numbers or of equally long lists as a two-dimensional array."""
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if array.null_count:
+        raise ActionPieceError(f"{where} holds {array.null_count} empty rows")
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        widths = pc.unique(pc.list_value_length(array)).to_pylist()
+        if len(widths) > 1:
+            raise ActionPieceError(f"{where} holds rows of different widths: {', '.join(map(str, sorted(widths)))}")
+        array, width = array.flatten(), widths[0] if widths else 0
+    else:
+        width = 1  # LeRobot stores an action of one number as a plain column
+    if array.null_count or not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
+        raise ActionPieceError(f"{where} must hold numbers in every row, not {kind}")
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values.reshape(-1, width) if width else values.reshape(0, 0)

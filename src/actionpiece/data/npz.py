@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actionpiece.data.reader import Actions, Block, Cache, Reader, as_actions, as_lengths, as_mask, as_rate, unreadable
+from actionpiece.data.reader import (
+    Actions,
+    Block,
+    Cache,
+    Reader,
+    as_actions,
+    as_lengths,
+    as_mask,
+    as_rate,
+    as_text,
+    unreadable,
+)
 from actionpiece.errors import ActionPieceError
 
 #: What numpy raises for files that are damaged, encrypted, compressed otherwise, or lie about their size.
@@ -55,7 +66,7 @@ class NpzReader(Reader):
         self.tasks = self._tasks()
         meta = self._meta()
         self.rate = as_rate(meta.get("hz"))
-        self.licence = str(meta.get("licence", ""))
+        self.licence = str(meta.get("licence") or "")
 
     def _actions(self) -> Actions:
         def load() -> Block:
@@ -74,13 +85,15 @@ class NpzReader(Reader):
         tasks = _load(self._path, "task")
         if tasks.shape != self.lengths.shape:
             raise ActionPieceError(f"{self.path}: task must hold one text per episode ({len(self.lengths)} of them)")
-        return [str(task) for task in tasks]
+        if tasks.dtype.kind not in "US":
+            raise ActionPieceError(f"{self.path}: task must hold texts, not {tasks.dtype}")
+        return [as_text(task) for task in tasks]
 
     def _meta(self) -> dict[str, Any]:
         if "meta" not in _names(self._path):
             return {}
         try:
-            meta = json.loads(str(_load(self._path, "meta")))
+            meta = json.loads(as_text(_load(self._path, "meta").item()))
         except (ValueError, RecursionError) as error:
             raise ActionPieceError(f"{self.path}: meta is not valid JSON: {error}") from None
         return meta if isinstance(meta, dict) else {}

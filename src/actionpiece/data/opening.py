@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actionpiece.data.card import Card, read_card
+from actionpiece.data.card import Card, read_card, read_card_beside
 from actionpiece.data.demos import Demos, Member
 from actionpiece.data.generated import NAME as GENERATED
 from actionpiece.data.generated import GeneratedReader
@@ -34,8 +34,8 @@ def open_demos(
 
     Only metadata is read (npz files, which are compressed as a whole, excepted); episodes are read when asked for,
     and at most about 512 MB of decoded actions stay in memory. Cards are followed: one beside a file (`<stem>.json`),
-    or one in a folder (`actionpiece.json`), which is that of everything below it that has no nearer one. A split in
-    such a card is made of each file by itself.
+    or one in a folder (`actionpiece.json`), which is that of everything below it that has no nearer one, whether the
+    folder is named or something in it; what it splits, it splits as a whole.
 
     space: the action space, or its name; it overrides the cards'. Without either, everything but `demos.space` works.
     action_key: the dataset or column that holds the actions, where it is not the format's usual one.
@@ -55,7 +55,8 @@ def open_demos(
             members.append(_generated())
             continue
         for path, label in [(_EMBEDDED, RECORDED)] if str(text) == RECORDED else _find(Path(text)):
-            members.append(Member.of(_read(path, cache, action_key), read_card(_card_of(path, Path(text))), label))
+            named = path if str(text) == RECORDED else Path(text)
+            members.append(Member.of(_read(path, cache, action_key), _card_of(path, named), label))
     where = [str(member.reader.path.resolve()) if member.reader.path else member.where for member in members]
     if len(set(where)) < len(where):  # the copies would end up on both sides of the split
         twice = next(member.where for member, place in zip(members, where, strict=True) if where.count(place) > 1)
@@ -123,13 +124,26 @@ def _no_entry(error: OSError) -> None:
     raise ActionPieceError(f"{error.filename} cannot be looked into: {error.strerror}")
 
 
-def _card_of(path: Path, named: Path) -> Path:
-    """Where the card of a member is, if it has one. named: what the user named, which it is or lies in."""
-    own = path / _CARD if path.is_dir() else path.with_suffix(".json")
-    if path == named or own.is_file():
+def _card_of(path: Path, named: Path) -> Card:
+    """The card of a member: its own, or that of the nearest folder above it that has one.
+
+    named: what the user named, in which the member was found.
+    """
+    own = read_card_beside(path.with_suffix(".json")) if not path.is_dir() else None
+    if own is not None:
         return own
-    above = [folder for folder in path.parents if folder == named or named in folder.parents]
-    return next((folder / _CARD for folder in above if (folder / _CARD).is_file()), own)
+    here = Path(os.path.abspath(path))
+    above = here.parents if not path.is_dir() else (here, *here.parents)
+    folder = next((folder for folder in above if (folder / _CARD).is_file()), None)
+    if folder is None:
+        return Card()
+    card = read_card(folder / _CARD)
+    asked = Path(os.path.abspath(named))
+    if card.split is not None and asked != folder and asked not in folder.parents:
+        raise ActionPieceError(  # a part of it, split by itself, would have training episodes among its test episodes
+            f"{card.path} splits all that is in its folder: name {folder}, or give {named} a card of its own"
+        )
+    return card
 
 
 def _read(path: Path, cache: Cache, action_key: str | None) -> Reader:

@@ -143,6 +143,11 @@ def as_lengths(values: list[int], where: str) -> Indices:
     return lengths
 
 
+def as_text(value: Any) -> str:
+    """Text that a file may keep as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
 def as_rate(value: Any) -> float | None:
     """A control rate in Hz; None for anything that is not a positive finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

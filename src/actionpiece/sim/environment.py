@@ -100,7 +100,10 @@ class Environment:
 
     def step(self, action: np.ndarray) -> None:
         """Execute one command (7,); what lies outside [-1, 1] is clipped, as the controller does."""
-        self._env.step(np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0))
+        command = np.asarray(action, dtype=np.float64)
+        if command.shape != (7,) or not np.isfinite(command).all():
+            raise ActionPieceError(f"a command is 7 finite numbers, not {command}")
+        self._env.step(np.clip(command, -1.0, 1.0))
 
     @property
     def success(self) -> bool:

@@ -138,8 +138,8 @@ def record(
     out = Path(out).resolve()
     staging = out.with_name(f"{out.name}.recording")
     if (found := _finished(out, settings)) is not None:
-        if (staging / _SETTINGS).is_file():  # stopped between the last two steps
-            shutil.rmtree(staging)
+        if staging.is_dir():  # stopped between the last two steps
+            _clear(staging)
         return found
     backend = choose_backend().name if images != "none" else ""
     with _staging(staging, settings, backend):
@@ -152,8 +152,20 @@ def record(
         if out.is_dir():
             out.rmdir()  # it is empty: _finished has looked
         os.replace(staging / _DATASET, out)
-    shutil.rmtree(staging)
+    _clear(staging)
     return dataclasses.replace(made, folder=out)
+
+
+def _clear(staging: Path) -> None:
+    """Remove the folder of finished attempts; last of all what says that it is one."""
+    if not (staging / _SETTINGS).is_file():
+        return  # somebody else's
+    for path in staging.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _SETTINGS:
+            path.unlink()
+    shutil.rmtree(staging)
 
 
 class _Ledger:

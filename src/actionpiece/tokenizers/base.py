@@ -78,7 +78,7 @@ class ActionTokenizer(SavedFolder, abc.ABC):
     ) -> None:
         if not isinstance(config, self.config_class):
             raise ActionPieceError(f"{self.kind} needs a {self.config_class.__name__}, not {type(config).__name__}")
-        if not isinstance(horizon, (int, np.integer)) or horizon < 1:
+        if not isinstance(horizon, (int, np.integer)) or isinstance(horizon, bool) or horizon < 1:
             raise ActionPieceError(f"{self.kind}: horizon must be a whole number of steps, not {horizon!r}")
         if normalizer.dim != space.dim or distance.space != space:
             raise ActionPieceError(f"{self.kind}: normaliser, distance and action space do not belong together")

@@ -17,7 +17,7 @@ import numpy as np
 from actionpiece.data import Chunks, Demos
 from actionpiece.data.chunks import Tail
 from actionpiece.errors import ActionPieceError
-from actionpiece.files import read_json, write_json, writing
+from actionpiece.files import check_folder, read_json, write_json, writing
 from actionpiece.tokenizers.base import ActionTokenizer
 
 MANIFEST = "_manifest.json"  # parquet readers of a folder pass over names with an underscore
@@ -92,13 +92,14 @@ def tokenize(
 
 def _claim(out: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest, or check that the one there is of the same run."""
+    check_folder(out)
     path = out / MANIFEST
     if path.is_file():
         if read_json(path) != manifest:
             raise ActionPieceError(
                 f"{out} holds tokens of another tokenizer, data set or setting; choose another folder"
             )
-    elif out.is_dir() and any(out.iterdir()):
+    elif out.is_dir() and any(not file.name.endswith(".part") for file in out.iterdir()):  # a kill leaves such
         raise ActionPieceError(f"{out} is not empty and has no {MANIFEST}; choose another folder")
     else:
         write_json(path, manifest)

@@ -168,6 +168,11 @@ class SavedFolder(nn.Module):
         if not isinstance(description.get("provenance", {}), dict):
             raise ActionPieceError(f"{folder / CONFIG}: provenance must be a set of named values")
         tokenizer._load_tensors(read_tensors(folder / TENSORS))
+        if description.get("fingerprint", tokenizer.fingerprint()) != tokenizer.fingerprint():
+            raise ActionPieceError(
+                f"{folder} was changed after it was written: its ids would mean other commands than those of its"
+                " fingerprint"
+            )
         tokenizer.provenance = description.get("provenance", {})
         return tokenizer
 
