@@ -155,7 +155,8 @@ def test_one_that_cannot_be_made_or_scored_leaves_the_others_their_rows(
 ) -> None:
     run(demos, training, "binning:bins=9", save=tmp_path)
     elsewhere = tmp_path / "binning_bins-9" / "config.json"  # of other chunks than these
-    elsewhere.write_text(elsewhere.read_text().replace('"libero"', '"kitchen"').replace('"rate": 20.0', '"rate": 5.0'))
+    text = elsewhere.read_text().replace('"libero"', '"kitchen"').replace('"rate": 20.0', '"rate": 5.0')
+    elsewhere.write_text(text.replace('"fingerprint"', '"old_fingerprint"'))
     bad = ("fails", "short", "odd", "nothing")
     names = [f"{makers}:{bad[0]}", "binning", *(f"{makers}:{name}" for name in bad[1:]), f"{makers}:ready"]
     done = run(demos, training, *names, str(elsewhere.parent), cells=tmp_path / "cells", save=tmp_path / "new")
