@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
-from actionpiece.data import Demos, open_demos
+from actionpiece.data import Demos, generate, open_demos
 from actionpiece.evaluation.score import Training
 from actionpiece.nn import fused
 from actionpiece.space import ActionSpace
@@ -79,3 +82,14 @@ def aloha_chunks() -> np.ndarray:
 def joint_chunks() -> np.ndarray:
     """A robot of 26 joints."""
     return smooth(300, 8, 26, seed=5, size=2.0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def small_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small npz with a data card, as a user would keep it."""
+    episodes, _ = generate(seed=3, episodes=12)
+    path = tmp_path_factory.mktemp("demos") / "small.npz"
+    np.savez(path, actions=np.concatenate(episodes), ep_len=np.array([len(e) for e in episodes]))
+    card = {"space": "libero", "split": {"seed": 0, "test": 3, "validation": 2}, "clip": [2.5] * 6 + [None]}
+    path.with_suffix(".json").write_text(json.dumps(card))
+    return path

@@ -361,7 +361,7 @@ def test_the_command_trains_and_saves_what_rollouts_load(data: Path, tmp_path: P
     with pytest.raises(ActionPieceError, match="holds a policy already; --overwrite replaces it"):
         run(command(tmp_path / "none", tmp_path / "policy"))
     (tmp_path / "policy").rename(tmp_path / "moved")
-    with pytest.raises(ActionPieceError, match=r"policy\.run beside it holds an interrupted training: --resume"):
+    with pytest.raises(ActionPieceError, match=r"policy\.run holds an interrupted training: --resume"):
         run(command(tmp_path / "none", tmp_path / "policy"))
     (tmp_path / "moved").rename(tmp_path / "policy")
     (tmp_path / "policy" / "notes.txt").write_text("do not touch")

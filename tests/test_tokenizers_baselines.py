@@ -315,6 +315,9 @@ def test_a_later_window_is_the_one_in_the_training_data_as_far_as_it_goes() -> N
             assert found
             shifts |= {(first >= 21, *found)}
     assert {(False, 1), (False, 2), (True, 1), (True, 2)} <= shifts
+    single = Examples(windows[:, :1], None, tokenizer.distance, tokenizer.normalizer, "cpu")
+    batch = replace(batch, x=single.chunks, examples=single)
+    assert torch.equal(later(batch), single.chunks)  # one step overlaps with nothing
 
 
 def test_info_nce_is_the_mean_cross_entropy_of_finding_the_other_view() -> None:

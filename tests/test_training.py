@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -20,7 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from actionpiece.errors import ActionPieceError
-from actionpiece.nn.fused import products
 from actionpiece.objectives import Step, combine
 from actionpiece.tokenizers.actionpiece import ActionPieceConfig, ActionPieceTokenizer
 from actionpiece.training import Examples, TrainConfig
@@ -95,39 +93,6 @@ def test_training_is_the_same_where_the_caller_has_switched_gradients_or_precisi
         assert same(fit(tiny()), plain)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert same(fit(tiny()), plain)
-
-
-def test_products_put_back_what_either_of_torchs_switches_said() -> None:
-    backends: Any = torch.backends
-    places = backends.cuda.matmul, backends.mkldnn.matmul
-
-    def now() -> list[str]:
-        return [place.fp32_precision for place in places]
-
-    before = now()
-    try:
-        for one, other in itertools.product(("none", "ieee", "tf32"), repeat=2):
-            places[0].fp32_precision, places[1].fp32_precision = one, other
-            with products("highest"):
-                assert set(now()) <= {"none", "ieee"}
-            assert now() == [one, other]
-    finally:
-        for place, was in zip(places, before, strict=True):
-            place.fp32_precision = was
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_a_tokenizer_encodes_where_torchs_newer_switches_were_used() -> None:
-    """In a process of its own: `none`, which inherits, cannot be told from what it inherits."""
-    script = """
-import torch, actionpiece
-tokenizer = actionpiece.load("libero")
-x = tokenizer.decode([[512 * 0 + slot for slot in range(16)]] * 3)
-ids = tokenizer.encode(x)
-torch.backends.fp32_precision = "tf32"
-assert (tokenizer.encode(x) == ids).all()
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_batch_that_has_no_spread_is_refused() -> None:

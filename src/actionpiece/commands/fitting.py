@@ -42,8 +42,8 @@ def fit_command(name: str) -> Callable[..., None]:
         run = place.with_name(f"{place.name}.run")
         check_savable(out)  # better known now than after the fit
         check_folder(place.parent)
-        if not (resume or overwrite):
-            _check_nothing_lost(out, run)
+        if not overwrite:
+            _check_nothing_lost(out, run, resume=resume)
         demos = source.open()
         with progress() as show:
             show(0.0, "reading demonstrations")
@@ -95,16 +95,17 @@ def fit_command(name: str) -> Callable[..., None]:
     return command
 
 
-def _check_nothing_lost(out: Path, run: Path) -> None:
+def _check_nothing_lost(out: Path, run: Path, *, resume: bool) -> None:
     """A tokenizer may have taken hours, and so may the beginning of one."""
     from actionpiece.tokenizers.saving import CONFIG
     from actionpiece.training.checkpoint import saved_step
 
+    step = saved_step(run)
+    if resume and step is not None:  # it is the same training, or an error
+        return
     if (out / CONFIG).is_file():
         raise ActionPieceError(f"{out} holds a tokenizer already; --overwrite replaces it")
-    step = saved_step(run)
     if step is not None:
         raise ActionPieceError(
-            f"{run.name} beside it holds a training that came to step {step:,}: --resume goes on from there,"
-            " --overwrite begins anew"
+            f"{run} holds a training that came to step {step:,}: --resume goes on from there, --overwrite begins anew"
         )

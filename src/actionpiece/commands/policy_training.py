@@ -68,8 +68,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
                 raise ActionPieceError(f"{out} holds a policy already; --overwrite replaces it")
             if holds_state(run):
                 raise ActionPieceError(
-                    f"{run.name} beside it holds an interrupted training: --resume goes on from there, --overwrite"
-                    " begins anew"
+                    f"{run} holds an interrupted training: --resume goes on from there, --overwrite begins anew"
                 )
         actions = load(tokenizer)
         demos = source.open()

@@ -138,8 +138,7 @@ def record(
     out = Path(out).resolve()
     staging = out.with_name(f"{out.name}.recording")
     if (found := _finished(out, settings)) is not None:
-        if staging.is_dir():  # stopped between the last two steps
-            _clear(staging)
+        _clear(staging)  # of a run that was stopped between the last two steps
         return found
     backend = choose_backend().name if images != "none" else ""
     with _staging(staging, settings, backend):
@@ -157,9 +156,9 @@ def record(
 
 
 def _clear(staging: Path) -> None:
-    """Remove the folder of finished attempts; last of all what says that it is one."""
+    """Remove the folder of finished attempts if it is one; last of all what says that it is."""
     if not (staging / _SETTINGS).is_file():
-        return  # somebody else's
+        return
     for path in staging.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

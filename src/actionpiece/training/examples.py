@@ -24,7 +24,7 @@ _NEIGHBORS = 32
 def _sum(rows: Tensor) -> float:
     """A number that tells rows (N, ...) from others, and from the same in another order."""
     place = torch.arange(1, len(rows) + 1, dtype=torch.float64, device=rows.device)
-    return float(rows.double().flatten(1).sum(1) @ place) if rows.ndim > 1 else float(rows.double() @ place)
+    return float(rows.double().reshape(len(rows), -1).sum(1) @ place)
 
 
 class Examples:
@@ -90,6 +90,8 @@ class Examples:
     def following(self) -> Tensor:
         """(N,) which chunk is the window one step later: it begins as this one goes on. -1 where there is none."""
         chunks = self.chunks.cpu().numpy()
+        if chunks.shape[1] == 1:  # one step overlaps with nothing
+            return torch.full((len(chunks),), -1, device=self.device)
         heads, rests = (np.ascontiguousarray(part).reshape(len(chunks), -1) for part in (chunks[:, :-1], chunks[:, 1:]))
         begins = {head.tobytes(): number for number, head in enumerate(heads)}
         return torch.tensor([begins.get(rest.tobytes(), -1) for rest in rests], device=self.device)
