@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actionpiece import cli
+from actionpiece.commands import console
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.report.text import E4
 from actionpiece.space import ActionSpace
@@ -111,6 +112,28 @@ def test_json_stands_alone_whatever_a_users_code_prints(small_npz: Path, tmp_pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert [row["name"] for row in json.loads(done.stdout)["rows"]] == ["mine.py:make", "binning"]
     assert sorted(done.stderr.split("\n")) == ["", "a process", "imported", "made"]
+
+
+def test_where_progress_goes_to_a_file_it_is_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with console.progress(200) as show:
+        for second in range(0, 200, 10):
+            now = float(second)
+            show(second, f"a [name] and {'words ' * 20}after {second} s")
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = told.err.splitlines()
+    assert [line.split()[1] for line in lines] == ["30%", "60%", "90%"]
+    assert all("a [name] and" in line and line.endswith(" s") for line in lines)
+    monkeypatch.setenv("RANK", "1")  # of several processes one speaks
+    now = 0.0
+    with console.progress() as show:
+        now = 100.0
+        show(0.5, "again")
+    assert capsys.readouterr().err == ""
 
 
 def test_text_is_written_as_utf_8_and_printed_whatever_the_locale(small_npz: Path, tmp_path: Path) -> None:

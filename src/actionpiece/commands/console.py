@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,17 +17,42 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 console = Console()
 errors = Console(stderr=True)
 
+EVERY = 60.0  # seconds between lines of progress in a log
+
+
+def _lines(total: float) -> Callable[[float, str], None]:
+    last = time.monotonic()
+
+    def show(done: float, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last = now
+            line = f"{time.strftime('%H:%M:%S')} {done / total:4.0%}  {what}"
+            errors.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    return show
+
 
 @contextlib.contextmanager
 def progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on standard error, gone when done; standard output stays clean for results."""
+    """A progress bar on standard error, gone when done; where that is a file, a line a minute, so that logs tell, too.
+
+    Standard output stays clean for results.
+    """
+    if os.environ.get("RANK", "0") != "0":  # of several processes that torchrun started one speaks
+        yield lambda done, what: None
+        return
+    if not errors.is_terminal:
+        yield _lines(total)
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, what: bar.update(task, completed=done, description=what)
 
