@@ -8,6 +8,8 @@ chunks are timed there, a single one on one core of the CPU, as a robot would.
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +59,7 @@ def main(options: Options) -> None:
         rows.append(row | {"encode_ms": single.encode_ms, "decode_ms": single.decode_ms})
         Console().print(rows[-1])
     if options.out:
-        command = f"python benchmarks/encode.py --chunks {options.chunks}"
+        command = shlex.join(["python", *sys.argv])
         write_json(options.out, {"command": command, "seed": 0, "environment": environment(), "rows": rows})
 
 

@@ -7,7 +7,7 @@ Both are fitted on the same training chunks and timed on the same test chunks, i
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import tyro
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent / "baselines"))
 from fast_plain import PlainFast
@@ -24,6 +25,7 @@ from fast_plain import PlainFast
 import actionpiece
 from actionpiece.data import Chunks
 from actionpiece.evaluation.score import Training, environment
+from actionpiece.files import write_json
 from actionpiece.tokenizers.fast import FastTokenizer
 
 
@@ -35,11 +37,13 @@ class Options:
         data: demonstrations with a data card.
         n: test chunks.
         fit_chunks: training chunks both are fitted on.
+        out: JSON file to write.
     """
 
     data: str
     n: int = 20_000
     fit_chunks: int = 60_000
+    out: Path | None = None
 
 
 def best_of(times: int, run: Callable[[], Any]) -> tuple[float, Any]:
@@ -67,8 +71,9 @@ def main(options: Options) -> None:
     plain_encode, plain_ids = best_of(3, lambda: [plain.encode(chunk) for chunk in test_normal])
     plain_decode, _ = best_of(3, lambda: [plain.decode(row) for row in plain_ids])
     answer = {
-        "data": demos.name,
-        "fingerprint": demos.fingerprint(),
+        "command": shlex.join(["python", *sys.argv]),
+        "data": {"name": demos.name, "fingerprint": demos.fingerprint()},
+        "seed": 0,  # of the draws of chunks
         "n": n,
         "environment": environment(),
         "ours": {
@@ -85,7 +90,9 @@ def main(options: Options) -> None:
         },
         "ratio": {"encode": plain_encode / ours_encode, "decode": plain_decode / ours_decode},
     }
-    print(json.dumps(answer, indent=1))
+    Console().print(answer)
+    if options.out is not None:
+        write_json(options.out, answer)
 
 
 if __name__ == "__main__":

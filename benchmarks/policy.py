@@ -9,6 +9,8 @@ script itself.
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -234,7 +236,7 @@ def main(options: Options) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = build(options, device)
     result: dict[str, Any] = {
-        "command": f"python benchmarks/policy.py --size {options.size} --batch {options.batch}",
+        "command": shlex.join(["python", *sys.argv]),
         "seed": 0,
         "environment": environment() | {"transformers": transformers().__version__},
         "parameters": sum(p.numel() for p in policy.vlm.parameters()),

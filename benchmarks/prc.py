@@ -9,7 +9,7 @@ anchors the two must agree to 1e-9.
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent / "baselines"))
 from prc_scipy import prc_scipy
@@ -25,6 +26,7 @@ from prc_scipy import prc_scipy
 import actionpiece
 from actionpiece.data import Chunks
 from actionpiece.evaluation.score import Training, environment
+from actionpiece.files import write_json
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Options:
         anchors: anchors the scipy loop is run on; -1 for all, 0 for none.
         repeats: timed runs of ours; the best counts.
         device: where ours runs.
+        out: JSON file to write.
     """
 
     data: str
@@ -46,6 +49,7 @@ class Options:
     anchors: int = 100
     repeats: int = 3
     device: str = "cpu"
+    out: Path | None = None
 
 
 def main(options: Options) -> None:
@@ -63,8 +67,9 @@ def main(options: Options) -> None:
         times.append(time.perf_counter() - began)
     ours = min(times[1:])
     answer = {
-        "data": demos.describe()["name"],
-        "fingerprint": demos.fingerprint(),
+        "command": shlex.join(["python", *sys.argv]),
+        "data": {"name": demos.name, "fingerprint": demos.fingerprint()},
+        "seed": 0,  # of the draw of chunks
         "n": len(chunks),
         "device": options.device,
         "environment": environment(),
@@ -83,7 +88,9 @@ def main(options: Options) -> None:
         answer |= {"scipy_anchors": count, "scipy_seconds": seconds, "ratio": seconds / ours, "difference": gap}
         if gap > 1e-9:
             raise SystemExit(f"the two disagree by {gap}")
-    print(json.dumps(answer, indent=1))
+    Console().print(answer)
+    if options.out is not None:
+        write_json(options.out, answer)
 
 
 if __name__ == "__main__":

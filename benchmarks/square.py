@@ -9,7 +9,9 @@ the sum of each alone. The standard deviation of a run is pooled over the four r
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,7 @@ def effects(values: dict[str, list[float]]) -> dict[str, Any]:
 def main(options: Options) -> None:
     cells = read_json(options.ablation)["cells"]
     result: dict[str, Any] = {
-        "command": f"python benchmarks/square.py --ablation {options.ablation}",
+        "command": shlex.join(["python", *sys.argv]),
         "sha256": sha256_of([options.ablation]),
         "seeds": {row: [c["about"]["seed"] for c in cells if c["about"]["row"] == row] for row in ROWS},
     }
