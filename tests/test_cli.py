@@ -218,6 +218,33 @@ def test_a_recipe_has_two_tables_and_goes_on_where_it_was(
     assert (out / "results.json").read_bytes() == before
 
 
+def test_a_comparison_is_not_lost_to_another_one(
+    small_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is made again, and perhaps more, may be written over it; anything else takes --overwrite."""
+    out = tmp_path / "out"
+    command = ["compare", "--data", small_npz, "--out", out, "--n", 60, "--tokenizers"]
+    assert run([*command, "binning,spline"], monkeypatch) == 0
+    assert run([*command, "binning,spline"], monkeypatch) == 0
+    assert run([*command, "binning,binning:bins=9,spline"], monkeypatch) == 0
+    before = (out / "results.json").read_bytes()
+    others = [["binning"], ["binning,binning:bins=9,spline", "--k", 5], ["binning,binning:bins=9,spline", "--seed", 1]]
+    others += [["binning,binning:bins=9,spline", "--split", "validation"], ["binning", "--recipe", "classical"]]
+    capsys.readouterr()
+    for other in others:
+        assert run([*command, *other], monkeypatch) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert "another comparison" in told or "something else" in told, told
+    assert (out / "results.json").read_bytes() == before
+    assert run([*command, "binning", "--overwrite"], monkeypatch) == 0
+    assert [row["name"] for row in json.loads((out / "results.json").read_text())["rows"]] == ["binning"]
+
+    (out / "results.json").write_text('{"mine": 1}')  # no comparison's: not even with --overwrite
+    assert run([*command, "binning", "--overwrite"], monkeypatch) == 2
+    assert "is no comparison's, so it is not overwritten" in " ".join(capsys.readouterr().err.split())
+    assert (out / "results.json").read_text() == '{"mine": 1}'
+
+
 def test_where_a_tokenizer_cannot_be_saved_is_said_before_the_fit(
     small_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,11 @@ class ActionPieceError(Exception):
     """Something the caller gave cannot be used: a file, a shape, a name, a setting."""
 
 
+def not_installed(what: object, extra: str) -> ActionPieceError:
+    """What is said where an optional part is missing. (The package comes from a clone, not from PyPI.)"""
+    return ActionPieceError(f"{what}; in your clone of ActionPiece: pip install -e '.[{extra}]'")
+
+
 class BrokenRunsError(ActionPieceError):
     """Trainings that broke off or could not go on, while others beside them came to their end. errors: by number."""
 

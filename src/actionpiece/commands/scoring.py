@@ -66,6 +66,7 @@ def compare(
     ] = (),
     replay: int = 0,
     workers: int = 2,
+    overwrite: bool = False,
     json: bool = False,
 ) -> None:
     """Fit several tokenizers on the same training episodes, score them on the same test chunks, write a report.
@@ -98,16 +99,18 @@ def compare(
         replay: also execute so many demonstrations of each task in the simulator after encoding and decoding; needs
             demonstrations made by `actionpiece record`.
         workers: processes of that replay; about one for each core.
+        overwrite: replace a comparison of something else that is in the folder.
         json: print the results as one JSON document and nothing else.
     """
     from actionpiece.evaluation.compare import compare as run
     from actionpiece.evaluation.compare import replay_comparison, write_comparison
     from actionpiece.evaluation.contenders import Contender, with_steps
-    from actionpiece.evaluation.known import read_known
+    from actionpiece.evaluation.known import check_same_comparison, read_known
     from actionpiece.evaluation.recipes import resolve_once
     from actionpiece.evaluation.replay import replayable
     from actionpiece.evaluation.score import Training
     from actionpiece.report.text import listed
+    from actionpiece.sim.make import simulator
 
     if tokenizers is None:
         tokenizers = "" if recipe else "binning,fast,spline,pq"
@@ -127,10 +130,13 @@ def compare(
     looked = out / "recipe.json"  # what a recipe has come to
     if looked.exists() and not recipe:
         raise ActionPieceError(f"{out} holds a comparison by recipe, which is not overwritten; choose another folder")
+    if recipe and (out / "results.json").exists() and not looked.exists():
+        raise ActionPieceError(f"{out} holds results of something else; choose another folder for a recipe")
     demos, protocol = source.open(), scoring.protocol(horizon)
     if replay and workers < 1:
         raise ActionPieceError(f"at least one worker is needed, not {workers}")
     if replay:
+        simulator()
         replayable(demos, split=scoring.split, most=replay)
     with progress() as show:
         show(0.0, "reading demonstrations")
@@ -144,6 +150,8 @@ def compare(
             contenders += named
         if steps is not None:
             contenders = [replace(one, config=with_steps(one.config, steps)) for one in contenders]
+        if not recipe:
+            check_same_comparison(out / "results.json", contenders, demos, protocol, seed=seed, overwrite=overwrite)
         comparison = run(
             demos,
             contenders,

@@ -116,6 +116,7 @@ def replay(
     from actionpiece.sim.make import expand, picture_notes, simulator
 
     check_folder(out)
+    simulated_by = simulator()  # what is not there is better known before anything is fitted
     contenders = [Contender.parse(text) for text in tokenizer]
     check_names(contenders)
     demos = source.open()
@@ -142,7 +143,7 @@ def replay(
             "command": command_line(),
             "split": split,
             "data": demos.describe(),
-            "environment": environment() | simulator(),
+            "environment": environment() | simulated_by,
             "tokenizers": {
                 name: {"kind": one.kind, "settings": one.settings, "fingerprint": one.fingerprint()}
                 for name, one in tokenizers.items()
@@ -210,7 +211,7 @@ def rollout(
     size = picture_size(policy) if size is None else size
     if video != "none" and not size and not published:
         raise ActionPieceError("a video needs pictures: give --size, or leave --video out")
-    tasks = expand(env)
+    tasks, simulated_by = expand(env), simulator()
     other = None if against is None else read_other(against)
     with progress() as show:
         lines = run(
@@ -227,7 +228,7 @@ def rollout(
             workers=workers,
             progress=show,
         )
-    facts = environment() | simulator()
+    facts = environment() | simulated_by
     notes = picture_notes(tasks) if size or published else []
     settings = {"seed": seed, "execute": execute, "size": size, "published": published}
     results: dict[str, Any] = {"command": command_line(), "environment": facts, "notes": notes, "settings": settings}

@@ -108,6 +108,38 @@ def read_known(files: Sequence[Path], demos: Demos, training: Training, protocol
     return found
 
 
+def check_same_comparison(
+    file: Path, contenders: Sequence[Contender], demos: Demos, protocol: Protocol, *, seed: int, overwrite: bool
+) -> None:
+    """An error if something were lost by writing this results.json anew.
+
+    That is, if it is no comparison's; and, without `overwrite`, if it has rows that this comparison does not make
+    again.
+    """
+    if not file.exists():
+        return
+    here = {contender.name: contender for contender in contenders}
+    try:
+        results = read_json(file)
+        alike = results["data"]["fingerprint"] == demos.fingerprint() and results["protocol"] == asdict(protocol)
+        alike = (
+            alike
+            and results["seed"] == seed
+            and all(
+                (contender := here.get(one.row["name"])) is not None
+                and (contender.kind is None or not one.different(contender, demos, seed))
+                for one in _rows(file, results)
+            )
+        )
+    except (ActionPieceError, KeyError, TypeError, AttributeError):
+        raise ActionPieceError(f"{file} is no comparison's, so it is not overwritten; choose another folder") from None
+    if not (alike or overwrite):
+        raise ActionPieceError(
+            f"{file} is of another comparison ({results['command'] or 'made in Python'}): choose another folder, or"
+            " --overwrite replaces it"
+        )
+
+
 def _check_drawable(file: Path, results: dict[str, Any]) -> None:
     """An error if a report cannot be made of these rows: better known now than after the last fit."""
     from actionpiece.report.html import page

@@ -1,1 +1,1 @@
-"""Policies: the wire that they are asked over, and the server. Needs `pip install 'actionpiece[serve]'`."""
+"""Policies: the wire that they are asked over, and the server. Needs the extra `serve`."""

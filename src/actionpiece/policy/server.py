@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 from actionpiece.policy.batching import Batcher, OneByOne, Served, one_sentence, servable
 from actionpiece.policy.wire import pack, unpack
 
@@ -163,7 +163,7 @@ class PolicyServer:
         try:
             from websockets.asyncio.server import serve
         except ImportError as error:
-            raise ActionPieceError(f"{error}; pip install 'actionpiece[serve]'") from None
+            raise not_installed(error, "serve") from None
         config = self.config
         self._loop, self._stopping, self._idle = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         self._idle.set()

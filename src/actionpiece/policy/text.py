@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 
 # Qwen's special tokens, by the names its prompts use.
 PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -40,7 +40,7 @@ def transformers() -> Any:
     try:
         import transformers as package
     except ImportError as error:
-        raise ActionPieceError(f"{error}; pip install 'actionpiece[policy]'") from None
+        raise not_installed(error, "policy") from None
     return package
 
 

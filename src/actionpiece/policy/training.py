@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 from actionpiece.metrics.fidelity import fidelity
 from actionpiece.policy.checkpoint import forget_state, load_state, save_state
 from actionpiece.policy.examples import Changes, PolicyExamples, augmented
@@ -128,7 +128,7 @@ def _accelerator(device: str, precision: Precision, deepspeed: bool, config: Pol
     try:
         import accelerate
     except ImportError as error:
-        raise ActionPieceError(f"{error}; pip install 'actionpiece[policy]'") from None
+        raise not_installed(error, "policy") from None
     plugin = None
     if deepspeed:
         if device == "cpu" and os.environ.get("DS_ACCELERATOR") != "cpu":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 
 
 def robot_client() -> ModuleType:
@@ -16,7 +16,7 @@ def robot_client() -> ModuleType:
     try:
         from actionpiece.policy import robot_client as module
     except ImportError as error:
-        raise ActionPieceError(f"{error}; pip install 'actionpiece[serve]'") from None
+        raise not_installed(error, "serve") from None
     return module
 
 

@@ -1,1 +1,1 @@
-"""Robot simulators: tasks and scripted demonstrators. Needs `pip install 'actionpiece[sim]'`; never imports torch."""
+"""Robot simulators: tasks and scripted demonstrators. Needs the extra `sim`; never imports torch."""

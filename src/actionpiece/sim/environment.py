@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 from actionpiece.sim.rendering import Renderer, choose_backend, make_importable
 from actionpiece.sim.tasks import Task
 
@@ -33,7 +33,7 @@ def load_robosuite() -> Any:
     try:
         import robosuite
     except ImportError as error:
-        raise ActionPieceError(f"the simulator is not installed ({error}); pip install 'actionpiece[sim]'") from None
+        raise not_installed(f"the simulator is not installed ({error})", "sim") from None
     return robosuite
 
 

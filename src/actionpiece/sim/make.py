@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import ActionPieceError, not_installed
 from actionpiece.sim import libero_tasks, tasks
 from actionpiece.sim.environment import Environment
 from actionpiece.sim.tasks import Task
@@ -47,7 +47,7 @@ def simulator() -> dict[str, str]:
     try:
         return {package: version(package) for package in ("robosuite", "mujoco")}
     except PackageNotFoundError as error:
-        raise ActionPieceError(f"{error.name} is not installed; pip install 'actionpiece[sim]'") from None
+        raise not_installed(f"{error.name} is not installed", "sim") from None
 
 
 def picture_note(name: str) -> str | None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from actionpiece.errors import ActionPieceError
+from actionpiece.errors import not_installed
 
 NAME = "log.jsonl"
 
@@ -43,8 +43,8 @@ def _board(folder: Path, done: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ActionPieceError(
-            "TensorBoard is not installed; pip install 'actionpiece[tensorboard]' or leave out --tensorboard"
+        raise not_installed(
+            "TensorBoard is not installed: leave out --tensorboard, or install it", "tensorboard"
         ) from None
     return SummaryWriter(folder, purge_step=done + 1)
 
