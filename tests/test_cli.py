@@ -136,6 +136,18 @@ def test_where_progress_goes_to_a_file_it_is_a_line_a_minute(
     assert capsys.readouterr().err == ""
 
 
+def test_what_may_be_a_mistake_is_said_and_done(
+    small_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "pq", "--data", small_npz, "--codes", 400, "--refine", 1]
+    assert run([*fit, "--out", tmp_path / "a"], monkeypatch) == 0
+    told = capsys.readouterr().err
+    assert "pq has 400 codes to learn from " in told
+    assert "The card of" not in told
+    assert run([*fit, "--out", tmp_path / "b", "--space", "bridge"], monkeypatch) == 0
+    assert "The card of small says libero; --space bridge takes its place." in capsys.readouterr().err
+
+
 def test_text_is_written_as_utf_8_and_printed_whatever_the_locale(small_npz: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -104,3 +104,17 @@ def test_much_data_is_sampled_for_quantiles_only(tmp_path):
     facts = look(tmp_path, actions, [100_000] * 3)
     assert facts["columns"][0]["max"] == 100
     assert facts["columns"][3]["q99"] == pytest.approx(2.326, abs=0.03)
+
+
+def test_the_split_is_told_and_what_gives_no_chunks(tmp_path):
+    actions = plain(95)
+    facts = look(tmp_path, actions, [5, 20, 30, 40], space="libero")
+    assert facts["split"] == {"seeds": [0], "train": 2, "validation": 1, "test": 1, "by_card": False}
+    assert "1 of 4 episodes are shorter than a chunk of 8 steps and give none" in facts["suspicious"]
+    card = tmp_path / "a.json"
+    card.write_text('{"split": {"seed": 3, "test": 2, "validation": 1}}')
+    split = look(tmp_path, actions, [5, 20, 30, 40], space="libero")["split"]
+    assert (split["by_card"], split["seeds"], split["train"]) == (True, [3], 1)
+    card.unlink()
+    facts = look(tmp_path, actions, [45, 50], space="libero")
+    assert any("too few for training, validation and test" in sentence for sentence in facts["suspicious"])

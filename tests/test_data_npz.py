@@ -225,7 +225,7 @@ class TestBadInput:
 
     def test_pickled_objects(self, tmp_path):
         write(tmp_path / "a.npz", actions=np.array([{"evil": 1}], object))
-        self.fails("not a whole npz.*pickle", tmp_path / "a.npz")
+        self.fails("actions is an array of Python objects, which is not read", tmp_path / "a.npz")
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_values_that_are_not_finite(self, tmp_path, value):

@@ -142,9 +142,9 @@ def test_a_table_of_what_is_finished_trains_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_rows")
 def test_cells_of_another_ablation_are_refused(tmp_path: Path) -> None:
     run(tmp_path, rows=("rvq",), seeds=(0,))
-    with pytest.raises(ActionPieceError, match="made with another protocol"):
+    with pytest.raises(ActionPieceError, match="not made with the same protocol"):
         run(tmp_path, rows=("rvq",), seeds=(0,), protocol=dataclasses.replace(PROTOCOL, n=100))
-    with pytest.raises(ActionPieceError, match="made with another config"):
+    with pytest.raises(ActionPieceError, match="not made with the same config"):
         run(tmp_path, rows=("rvq",), seeds=(0,), steps=20)
 
 

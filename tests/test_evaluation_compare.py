@@ -213,10 +213,10 @@ def test_finished_contenders_are_neither_fitted_nor_scored_again(
         for name, values in whole.pictures[key].items():
             np.testing.assert_array_equal(resumed.pictures[key][name], values)
     assert resumed.pictures["chunks"] == whole.pictures["chunks"]
-    with pytest.raises(ActionPieceError, match="binning was made with another seed; write to another folder"):
+    with pytest.raises(ActionPieceError, match="binning was not made with the same seed; write to another folder"):
         run(demos, training, "binning", cells=tmp_path / "cells", seed=1)
     other = dataclasses.replace(PROTOCOL, n=100)
-    with pytest.raises(ActionPieceError, match="made with another protocol"):
+    with pytest.raises(ActionPieceError, match="not made with the same protocol"):
         compare(demos, [Contender.parse("binning")], protocol=other, training=training, cells=tmp_path / "cells")
     arrays = tmp_path / "cells" / "binning" / "cell.npz"
     for damaged in (b"PK", arrays.read_bytes()[:-100]):
@@ -377,7 +377,7 @@ def test_a_checkpoint_that_does_not_fit_costs_its_own_contender_alone(
     assert done.waiting == {}
     assert done.broken.keys() == {"stale", "damaged"}
     path = runs["stale"] / "checkpoint.safetensors"
-    assert done.broken["stale"] == f"{path} is of another run: config differ; move it away to start anew"
+    assert done.broken["stale"] == f"{path} is of another run: it has another config; move it away to start anew"
     assert "damaged/run/checkpoint.safetensors is not a whole checkpoint" in done.broken["damaged"]
     assert {file: file.read_bytes() for file in before} == before
 

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import actionpiece
 from actionpiece.data.card import Card, read_card
+from actionpiece.makers import make
 from actionpiece.space import ActionSpace
 
 ROOT = Path(__file__).parent.parent
+LOOK = ("prompt", "observation/image", "observation/wrist_image", "observation/state")
 
 
 @pytest.mark.slow
@@ -79,6 +82,14 @@ def test_the_readme_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        file = re.match(r"# (\w+\.py)\n", block)
+        if file is not None:  # it stands alone
+            Path(file[1]).write_text(block)
+        else:
+            exec(compile(block, "README.md", "exec"), names)
+    test = names["test"]
+    mine = make("my_file.py:make", "tokenizer", names["train"], names["demos"].space)
+    assert abs(mine.decode(mine.encode(test)) - test).max() < 0.1
+    assert make("my_policy.py:make", "policy").act(dict.fromkeys(LOOK)).shape == (8, 7)

@@ -39,7 +39,7 @@ def test_a_task_that_is_not_there_is_said_with_those_that_are() -> None:
 
 def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "robosuite", None)
-    with pytest.raises(ActionPieceError, match=r"actionpiece\[sim\]"):
+    with pytest.raises(ActionPieceError, match=r"pip install -e .\.\[sim\]"):
         Environment(task("lift"))
 
 

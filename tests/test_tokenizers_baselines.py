@@ -117,7 +117,7 @@ def test_a_stopped_run_is_resumed_bit_for_bit(kind: str, tmp_path: Path, monkeyp
     assert same(resumed, whole)
     assert not same(resumed, fit(kind, given, seed=1))
     other = {"width": 32}
-    with pytest.raises(ActionPieceError, match="is of another run: codec differ"):
+    with pytest.raises(ActionPieceError, match="is of another run: it has another codec"):
         fit(kind, config(kind, other, checkpoint_every=2), tmp_path, resume=True)
 
 

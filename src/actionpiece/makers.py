@@ -32,9 +32,11 @@ def find_maker(text: str, what: str) -> Callable[..., Any]:
     if place.endswith(".py") and not Path(place).is_file():
         raise ActionPieceError(f"{place} does not exist")
     try:
-        maker = getattr(_module(place), name)
+        maker = getattr(_module(place), name, None)
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises, one sentence says so
         raise ActionPieceError(f"the {what} '{text}' cannot be loaded: {_said(error)}") from error
+    if maker is None:
+        raise ActionPieceError(f"the {what} '{text}' cannot be loaded: {place} has no function '{name}'")
     if not callable(maker):
         raise ActionPieceError(f"the {what} '{text}' cannot be made: {name} is not a function")
     found: Callable[..., Any] = maker

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -37,6 +39,13 @@ Seed = Annotated[
 ]
 
 
+def names_in(words: Sequence[str]) -> list[str]:
+    """Names that were typed with commas or blanks between them; a folder whose own name has a comma is one."""
+    return [
+        name.strip() for word in words for name in ([word] if Path(word).is_dir() else word.split(",")) if name.strip()
+    ]
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """Which demonstrations, and what their columns mean.
@@ -63,7 +72,10 @@ class DataOptions:
             return open_demos(*self.data, space=space, action_key=self.action_key, drop_idle=self.drop_idle)
 
         if default is None or self.space is not None:
-            return opened(self.space)
+            demos = opened(self.space)
+            if self.space is not None:
+                _say_what_is_overridden(demos)
+            return demos
         known = open_demos(*self.data, action_key=self.action_key).known_space
         return opened(None if known is not None else default)
 
@@ -72,6 +84,16 @@ class DataOptions:
         named = {"--space": self.space, "--action-key": self.action_key, "--drop-idle": self.drop_idle}
         rest = [word for flag, value in named.items() if value is not None for word in (flag, str(value))]
         return ["--data", *self.data, *rest]
+
+
+def _say_what_is_overridden(demos: Demos) -> None:
+    """A wrong action space with the right number of columns would go unseen in every figure."""
+    from actionpiece.commands.console import note
+
+    cards = [member.card for member in demos.members if member.card.space is not None]
+    said = next((card.space.name for card in cards if card.space and card.space.groups != demos.space.groups), None)
+    if said is not None:
+        note(f"The card of {demos.name} says {said}; --space {demos.space.name} takes its place.")
 
 
 @dataclass(frozen=True)

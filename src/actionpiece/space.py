@@ -80,6 +80,8 @@ class Group:
             return "say whether its commands are changes (delta: true) or targets (delta: false)"
         if not 0 <= self.weight < math.inf:
             return f"weight must be finite and not negative, and is {self.weight}"
+        if self.kind == "rotation" and self.form not in FORM_WIDTHS:  # whether a unit has a meaning depends on it
+            return f"rotation form must be one of {', '.join(FORM_WIDTHS)}, not '{self.form}'"
         needs_unit = self.kind in ("translation", "joints") or self.form in ("axis_angle", "euler")
         if needs_unit and not (self.unit is not None and 0 < self.unit < math.inf):
             return f"unit must say how many {'metres' if self.kind == 'translation' else 'radians'} one raw value is"
@@ -92,8 +94,7 @@ class Group:
     def _rotation_problem(self) -> str | None:
         if self.kind != "rotation":
             return "only rotations have a form and an order" if self.form or self.order else None
-        if self.form not in FORM_WIDTHS:
-            return f"rotation form must be one of {', '.join(FORM_WIDTHS)}, not '{self.form}'"
+        assert self.form is not None
         if len(self.columns) != FORM_WIDTHS[self.form]:
             return f"{self.form} needs {FORM_WIDTHS[self.form]} columns, not {len(self.columns)}"
         if self.form == "euler":
@@ -192,6 +193,13 @@ class ActionSpace:
         if not isinstance(value, dict) or not isinstance(value.get("groups"), list):
             raise ActionPieceError("an action space is a JSON object with a list of groups")
         try:
+            keys = {field.name for field in dataclasses.fields(Group)}
+            for group in value["groups"]:
+                for key in group.keys() - keys:
+                    raise ActionPieceError(
+                        f"action space '{value.get('name', '?')}': a group has no key '{key}'; it may have"
+                        f" {', '.join(sorted(keys))}"
+                    )
             groups = tuple(Group(**{**group, "columns": tuple(group["columns"])}) for group in value["groups"])
             rest = {k: v for k, v in value.items() if k != "groups"}
             return cls(groups=groups, **rest)

@@ -28,8 +28,7 @@ def _lines(total: float) -> Callable[[float, str], None]:
         now = time.monotonic()
         if now - last >= EVERY:
             last = now
-            line = f"{time.strftime('%H:%M:%S')} {done / total:4.0%}  {what}"
-            errors.print(line, highlight=False, soft_wrap=True, markup=False)
+            note(f"{time.strftime('%H:%M:%S')} {done / total:4.0%}  {what}")
 
     return show
 
@@ -60,6 +59,18 @@ def progress(total: float = 1.0) -> Iterator[Callable[[float, str], None]]:
 def say(text: str) -> None:
     """A line of results; paths are not broken."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def note_few_chunks(name: str, config: Any, chunks: int) -> None:
+    """Say it where there are so few chunks that codes would be learned by heart."""
+    codes = getattr(config, "codes", 0)
+    if chunks < 10 * codes:
+        note(f"{name} has {codes:,} codes to learn from {chunks:,} training chunks: fewer codes may do better.")
+
+
+def note(text: str) -> None:
+    """A line beside the results, on standard error."""
+    errors.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 _held: list[str] | None = None

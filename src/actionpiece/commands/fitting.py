@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from actionpiece.commands.console import progress, say
+from actionpiece.commands.console import note_few_chunks, progress, say
 from actionpiece.errors import ActionPieceError
 from actionpiece.normalize import Way
 from actionpiece.options import DataOptions, Seed
@@ -67,6 +67,7 @@ def fit_command(name: str) -> Callable[..., None]:
             tokenizer.provenance["recipe"] = name
         tokenizer.save_pretrained(out)
         say(f"Fitted {name} on {len(training.chunks):,} training chunks of {demos.name}; saved in {out}.")
+        note_few_chunks(name, config, len(training.chunks))
         say(f"Next: {shlex.join(['actionpiece', 'eval', str(out), *source.flags()])}")
 
     command.__annotations__ = {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from actionpiece.commands.console import command_line, console, print_json, progress, say
+from actionpiece.commands.console import command_line, console, note_few_chunks, print_json, progress, say
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import check_folder
-from actionpiece.options import DataOptions, ScoreOptions, Seed
+from actionpiece.options import DataOptions, ScoreOptions, Seed, names_in
 
 if TYPE_CHECKING:
     from actionpiece.data import Demos
@@ -53,7 +53,12 @@ def compare(
     source: tyro.conf.OmitArgPrefixes[DataOptions],
     out: Path,
     scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
-    tokenizers: Annotated[str | None, tyro.conf.arg(metavar="NAME[,NAME...]")] = None,
+    tokenizers: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="NAME [NAME ...]", help_behavior_hint="(default: binning fast spline pq; beside a recipe none)"
+        ),
+    ] = (),
     recipe: Annotated[Literal["matched", "classical"] | None, tyro.conf.arg(metavar="{matched,classical}")] = None,
     horizon: int = 8,
     seed: Seed = 0,
@@ -75,11 +80,11 @@ def compare(
 
     Args:
         out: folder for results.json, tables.md, report.html and the fitted tokenizers.
-        tokenizers: names separated by commas, with settings after colons (pq:blend=0.5:codes=256, or of the training
-            rvq:train.batch=256; normalizer=quantile is a setting of all that are fitted here), folders of tokenizers
-            fitted before, the name of one that comes trained, or your own: my_file.py:make or package.module:make, a
-            function of no argument or of (train_chunks, space) that returns a tokenizer, such as actionpiece.wrap makes
-            of two functions. `actionpiece list` shows the names; without any, binning,fast,spline,pq.
+        tokenizers: names, with blanks or commas between them, and settings after colons (pq:blend=0.5:codes=256, or of
+            the training rvq:train.batch=256; normalizer=quantile is a setting of all that are fitted here), folders of
+            tokenizers fitted before, the name of one that comes trained, or your own: my_file.py:make or
+            package.module:make, a function of no argument or of (train_chunks, space) that returns a tokenizer, such as
+            actionpiece.wrap makes of two functions. `actionpiece list` shows the names.
         recipe: a list of tokenizers with a name, in two tables with a report each: native, every tokenizer as its
             original work has it, and within-144-bits, every tokenizer as large as fits. `matched` holds all there are,
             `classical` those without training. --tokenizers are added to the tables into which they fit. Run it again
@@ -112,9 +117,9 @@ def compare(
     from actionpiece.report.text import listed
     from actionpiece.sim.make import simulator
 
-    if tokenizers is None:
-        tokenizers = "" if recipe else "binning,fast,spline,pq"
-    named = [Contender.parse(text.strip()) for text in tokenizers.split(",") if text.strip()]
+    if not tokenizers and not recipe:
+        tokenizers = ("binning", "fast", "spline", "pq")
+    named = [Contender.parse(text) for text in names_in(tokenizers)]
     if not named and not recipe:
         raise ActionPieceError("no tokenizers were named; `actionpiece list` shows what there is")
     if (steps is not None and steps < 1) or together < 1:
@@ -187,6 +192,8 @@ def compare(
                 workers=workers,
                 progress=lambda fraction, what: show(fraction, f"replaying: {what}"),
             )
+    for one in contenders:
+        note_few_chunks(one.name, one.config, len(training.chunks))
     if json:
         print_json(results)
     else:
@@ -221,7 +228,7 @@ def ablate(
     source: tyro.conf.OmitArgPrefixes[DataOptions],
     out: Path,
     scoring: tyro.conf.OmitArgPrefixes[ScoreOptions],
-    rows: str = "rvq,sigreg,neighborhood,temporal,prp,qr,actionpiece,actionpiece-q2,best,pq",
+    rows: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW [ROW ...]", help_behavior_hint="(default: all)")] = (),
     seeds: tuple[Seed, ...] = (0,),
     horizon: int = 8,
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
@@ -236,7 +243,8 @@ def ablate(
 
     Args:
         out: folder for ablation.md, ablation.json, ablation.svg and the cells.
-        rows: of the table, separated by commas.
+        rows: of the table: rvq, sigreg, neighborhood, temporal, prp, qr, actionpiece, actionpiece-q2, best, pq; with
+            blanks or commas between them.
         seeds: one cell of every row for each of these.
         horizon: steps of an action chunk.
         steps: training steps of the learned rows, where they are not to be their recipe's.
@@ -244,8 +252,8 @@ def ablate(
         together: learned cells that train side by side in this process.
         finished: train nothing; write the table of what is finished so far.
     """
+    from actionpiece.evaluation.ablate import ROWS, page
     from actionpiece.evaluation.ablate import ablate as run
-    from actionpiece.evaluation.ablate import page
 
     check_folder(out)
     demos = source.open()
@@ -254,7 +262,7 @@ def ablate(
         results = run(
             demos,
             out,
-            rows=[name.strip() for name in rows.split(",") if name.strip()],
+            rows=names_in(rows) if rows else tuple(ROWS),
             seeds=seeds,
             protocol=scoring.protocol(horizon),
             steps=steps,

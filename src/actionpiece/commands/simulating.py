@@ -12,7 +12,7 @@ from rich.table import Table
 from actionpiece.commands.console import command_line, console, print_json, progress, say
 from actionpiece.errors import ActionPieceError
 from actionpiece.files import check_folder
-from actionpiece.options import DataOptions, Seed
+from actionpiece.options import DataOptions, Seed, names_in
 
 
 def record(
@@ -117,7 +117,7 @@ def replay(
 
     check_folder(out)
     simulated_by = simulator()  # what is not there is better known before anything is fitted
-    contenders = [Contender.parse(text) for text in tokenizer]
+    contenders = [Contender.parse(text) for text in names_in(tokenizer)]
     check_names(contenders)
     demos = source.open()
     tasks = None if "all" in env else expand(env)

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from actionpiece.data.demos import Demos
 from actionpiece.data.idle import idle_steps
-from actionpiece.data.reader import Actions
+from actionpiece.data.reader import Actions, Indices
 from actionpiece.space import ActionSpace
 
 IDLE = 1e-3
 CLIPPED_SHARE = 0.01
+CHUNK = 8  # steps of a chunk where nobody asks for another length
 _QUANTILE_VALUES = 1_000_000
 
 
@@ -44,6 +45,8 @@ def info(demos: Demos) -> dict[str, Any]:
     total = int(lengths.sum())
     duplicates = int((lengths > 0).sum()) - len(seen)
     rows = columns.rows(space)
+    split = demos.describe()["split"]
+    split |= {"by_card": any(member.card.split is not None for member in demos.members)}
     return {
         "name": demos.name,
         "generated": demos.generated,
@@ -54,6 +57,7 @@ def info(demos: Demos) -> dict[str, Any]:
         "rate": demos.rate,
         "space": space.name if space else None,
         "tasks": len(set(demos.tasks)) if demos.tasks is not None else 0,
+        "split": split,
         "licence": demos.licence,
         "note": demos.note,
         "files": [member.describe() for member in demos.members],
@@ -67,6 +71,7 @@ def info(demos: Demos) -> dict[str, Any]:
             *_suspicions(rows),
             *grippers.suspicions(len(demos)),
             *_of_whole(idle / max(1, total), duplicates),
+            *_splits(split, lengths),
             *_rates(demos),
         ],
     }
@@ -211,6 +216,13 @@ def _rates(demos: Demos) -> list[str]:
     if space is None or space.rate is None or demos.rate is None or space.rate == demos.rate:
         return []
     return [f"the data runs at {demos.rate:g} Hz, the action space '{space.name}' says {space.rate:g} Hz"]
+
+
+def _splits(split: dict[str, Any], lengths: Indices) -> list[str]:
+    found = [split["problem"]] if "problem" in split else []
+    if short := int((lengths < CHUNK).sum()):
+        found.append(f"{short:,} of {len(lengths):,} episodes are shorter than a chunk of {CHUNK} steps and give none")
+    return found
 
 
 def _of_whole(idle: float, duplicates: int) -> list[str]:

@@ -136,6 +136,11 @@ def _load(path: Path, name: str) -> npt.NDArray[Any]:
         try:
             array: npt.NDArray[Any] = archive[name]
         except _DAMAGED as error:
+            if "Object arrays" in str(error):  # numpy advises to unpickle them, which would execute what is in there
+                raise ActionPieceError(
+                    f"{path}: {name} is an array of Python objects, which is not read; for episodes of several lengths"
+                    " put all steps in one array actions (steps, columns), and their lengths in ep_len"
+                ) from None
             raise unreadable(path, "npz", error) from None
     if not isinstance(array, np.ndarray):
         raise ActionPieceError(f"{path}: {name} is no array")

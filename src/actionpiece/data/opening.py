@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from actionpiece.data.card import Card, read_card, read_card_beside
@@ -56,7 +57,10 @@ def open_demos(
             continue
         for path, label in [(_EMBEDDED, RECORDED)] if str(text) == RECORDED else _find(Path(text)):
             named = path if str(text) == RECORDED else Path(text)
-            members.append(Member.of(_read(path, cache, action_key), _card_of(path, named), label))
+            card = _card_of(path, named)
+            if str(text) == RECORDED:  # as the package; the card's own text is part of the fingerprint
+                card = replace(card, licence="Apache-2.0")
+            members.append(Member.of(_read(path, cache, action_key), card, label))
     where = [str(member.reader.path.resolve()) if member.reader.path else member.where for member in members]
     if len(set(where)) < len(where):  # the copies would end up on both sides of the split
         twice = next(member.where for member, place in zip(members, where, strict=True) if where.count(place) > 1)

@@ -175,5 +175,7 @@ def unreadable(path: Path, kind: str, error: BaseException) -> ActionPieceError:
         with path.open("rb") as handle:
             if handle.read(40).startswith(b"version https://git-lfs"):
                 return ActionPieceError(f"{path} is a Git LFS pointer, not the data: run 'git lfs pull' first")
+    if "pickled" in str(error):  # numpy takes anything for a pickle, and advises to load it unsafely
+        return ActionPieceError(f"{path} is no {kind} file")
     reason = " ".join(str(error).split()) or type(error).__name__
     return ActionPieceError(f"{path} is not a whole {kind} file: {reason[:200]}")

@@ -197,7 +197,7 @@ def _check_same(cell: _Cell) -> None:
     different = [key for key in cell.about if saved.get(key) != cell.about[key]]
     if different:
         raise ActionPieceError(
-            f"{cell.folder} was made with another {' and '.join(different)}; write to another folder or remove it"
+            f"{cell.folder} was not made with the same {' and '.join(different)}; write to another folder or remove it"
         )
 
 

@@ -60,7 +60,7 @@ def kept(folder: Path, about: dict[str, Any]) -> Scored | None:
     different = [key for key in wanted if saved["about"].get(key) != wanted[key]]
     if different:
         raise ActionPieceError(
-            f"{folder} was made with another {' and '.join(different)}; write to another folder or remove it"
+            f"{folder} was not made with the same {' and '.join(different)}; write to another folder or remove it"
         )
     try:
         with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:

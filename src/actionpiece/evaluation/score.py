@@ -43,8 +43,9 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.horizon, self.n) < 1 or self.k < 2:
-            raise ActionPieceError("at least one step and one chunk can be scored, with at least two neighbours")
+        for name, least in (("horizon", 1), ("n", 1), ("k", 2)):
+            if getattr(self, name) < least:
+                raise ActionPieceError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.n <= self.k:
             raise ActionPieceError(f"n = {self.n} is too few for PRC@{self.k}, which needs {self.k + 1} chunks or more")
 

@@ -100,7 +100,9 @@ def _checked(found: Any, about: dict[str, Any], path: Path) -> int:
         raise ActionPieceError(f"{path} is not a whole checkpoint of this policy: it does not say of which run it is")
     about = json.loads(json.dumps(about))  # tuples as lists, the way they come back from a file
     if different := sorted(key for key in about.keys() | saved.keys() if about.get(key) != saved.get(key)):
-        raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; start without --resume")
+        raise ActionPieceError(
+            f"{path} is of another run: it has another {' and '.join(different)}; start without --resume"
+        )
     return step
 
 

@@ -22,7 +22,7 @@ class PolicyTrainConfig:
         beta2: of AdamW.
         weight_decay: of AdamW.
         clip: largest norm of the gradient.
-        augment: whether pictures are moved a little and their light is changed, at random.
+        augment: move pictures a little and change their light, at random; --no-augment leaves them as they are.
         checkpointing: run layers again in the backward pass, which saves memory and costs a third more time.
         cotrain_weight: of the loss on image questions, where some are given.
         cotrain_batch: questions per step, of all processes together.

@@ -48,7 +48,7 @@ def show_tokenizer(console: Console, facts: dict[str, Any]) -> None:
     table.add_fact("action space", f"{space['name']} ({rate}): {space['note']}")
     for group in space["groups"]:
         scale = facts["physical_scales"][group["name"]]
-        table.add_fact(f"  {group['name']}", f"columns {_columns(group['columns'])}, physical scale {scale:.4g}")
+        table.add_fact(f"  {group['name']}", f"{_columns(group['columns'])}, physical scale {scale:.4g}")
     table.add_fact(
         "normaliser", f"{facts['normalizer']['method']}, out of range: {facts['normalizer']['out_of_range']}"
     )
@@ -63,8 +63,8 @@ def show_tokenizer(console: Console, facts: dict[str, Any]) -> None:
 
 def _columns(columns: list[int]) -> str:
     if len(columns) > 1 and columns == list(range(columns[0], columns[-1] + 1)):
-        return f"{columns[0]}-{columns[-1]}"
-    return ", ".join(map(str, columns))
+        return f"columns {columns[0]}-{columns[-1]}"
+    return f"column{'s' * (len(columns) > 1)} {', '.join(map(str, columns))}"
 
 
 class _Facts(Table):
@@ -108,6 +108,11 @@ def show_data(console: Console, facts: dict[str, Any]) -> None:
     table.add_fact("control rate", rate)
     table.add_fact("action space", facts["space"] or "not known: pass --space, or write a data card")
     table.add_fact("instructions", str(facts["tasks"]) if facts["tasks"] else "not named")
+    split = facts["split"]
+    if "problem" not in split:
+        parts = ", ".join(f"{split[part]:,} {part}" for part in ("train", "validation", "test"))
+        said = "as the card says" if split["by_card"] else "drawn with seed 0; a card may say otherwise"
+        table.add_fact("split", f"{parts} episodes ({said})")
     table.add_fact(
         "idle steps", f"{facts['idle_share']:.1%} ({facts['idle_rule']}), repeated {facts['repeated_share']:.1%}"
     )

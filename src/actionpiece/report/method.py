@@ -38,7 +38,9 @@ def method(results: dict[str, Any]) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, object]]) -> str:
-    items = "".join(f"<div><dt>{esc(key)}</dt><dd>{esc(value)}</dd></div>" for key, value in facts)
+    items = "".join(
+        f"<div><dt>{esc(key)}</dt><dd>{esc('none' if value is None else value)}</dd></div>" for key, value in facts
+    )
     return f'<dl class="pairs">{items}</dl>'
 
 

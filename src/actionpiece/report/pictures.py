@@ -27,8 +27,8 @@ and a long tail to the left means that some motions are confused although the av
 towards 1. <strong>Second:</strong> the error of single chunks, on a logarithmic axis."""
 _CURVES = """<strong>Curves:</strong> the codes of each vocabulary, most frequent first; the horizontal line at 1 is an
 even use of all codes, and a curve that ends before 100 % leaves the rest unused."""
-_BARS = """<strong>Bars:</strong> the pale bar is the share of codes that occur at all, the full bar the share that the
-tokens are worth (perplexity)."""
+_BARS = """<strong>Bars:</strong> the pale bar is the share of codes that occur at all, the full bar the share that all
+tokens together are worth (their perplexity; that of the table is the mean over positions)."""
 _CHUNKS = """The wide grey line with dots is the original, the coloured lines are what each tokenizer gave back. Where
 a chunk is the worst of a tokenizer, that tokenizer is drawn in front and the others thinner."""
 

@@ -218,10 +218,12 @@ def find_folder(path: str | Path) -> Path:
             raise ActionPieceError(f"{name} is to be fitted first (actionpiece fit {name} …); give its folder here")
         raise ActionPieceError(f"there is no tokenizer at {path}, and none of that name comes with the package")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+    except LocalEntryNotFoundError:
+        raise ActionPieceError(f"there is no folder {path} here, and the Hugging Face hub cannot be reached") from None
     except (OSError, HfHubHTTPError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ActionPieceError(

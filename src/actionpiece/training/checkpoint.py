@@ -88,7 +88,9 @@ def load_checkpoint(folder: Path, replica: Replica, about: dict[str, Any]) -> No
         raise ActionPieceError(f"{path} is not a whole checkpoint: {error}") from None
     different = sorted(key for key in about.keys() | saved.keys() if not _alike(about.get(key), saved.get(key)))
     if different:
-        raise ActionPieceError(f"{path} is of another run: {', '.join(different)} differ; move it away to start anew")
+        raise ActionPieceError(
+            f"{path} is of another run: it has another {' and '.join(different)}; move it away to start anew"
+        )
     state = _state(replica)
     random = tensors.pop("random", None)
     shapes, saved_shapes = ({name: one.shape for name, one in side.items()} for side in (state, tensors))

@@ -51,5 +51,5 @@ def _board(folder: Path, done: int) -> Any:
 
 def line(values: dict[str, float]) -> str:
     """Values for a progress line."""
-    names = {"val_mse": "val MSE", "val_prc": "val PRC", "codes_used": "codes"}
+    names = {"val_mse": "val MSE", "val_prc": "val PRC", "codes_used": "share of codes used"}
     return ", ".join(f"{names.get(name, name)} {value:.3g}" for name, value in values.items())
