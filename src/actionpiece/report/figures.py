@@ -26,6 +26,7 @@ Looks = dict[str, Look]
 
 _WIDE, _TALL = 420, 350
 _NAME = 20  # letters of a name that have room
+_POINT = 18  # and beside a point
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -48,7 +49,7 @@ def tradeoff(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     alt = "Scatter plot of mean squared error against physical rank consistency. " + "; ".join(
         f"{plain(row['name'])}: MSE {written(1e4 * row['mse'])}e-4, PRC {row['prc']:.4f}" for row in known
     )
-    short = distinct([row["name"] for row in known], 18)
+    short = distinct([row["name"] for row in known], _POINT)
     texts = [f"{name} · {row['bits_per_chunk']:.0f} b" for name, row in zip(short, known, strict=True)]
     x, y = (scale, 1e4 * mse, f"MSE {E4}   (← better)"), (nines, prc, "PRC   (better →)")
     return _scatter(known, looks, texts, x, y, ident, alt)
@@ -60,7 +61,7 @@ def cost(rows: Sequence[Row], looks: Looks, ident: str) -> str:
     alt = "Scatter plot of bits per chunk against mean squared error. " + "; ".join(
         f"{plain(row['name'])}: {row['bits_per_chunk']:.0f} bits, MSE {written(1e4 * row['mse'])}e-4" for row in rows
     )
-    texts = distinct([row["name"] for row in rows], 22)
+    texts = distinct([row["name"] for row in rows], _POINT)
     x = (logarithmic(floor_of(bits)), bits, "bits per chunk   (← better)")
     y = (logarithmic(floor_of(1e4 * mse)), 1e4 * mse, f"MSE {E4}   (← better)")
     return _scatter(rows, looks, texts, x, y, ident, alt)
