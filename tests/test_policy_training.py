@@ -169,15 +169,15 @@ def test_an_interrupted_run_ends_like_one_that_was_not(data: Path, tmp_path: Pat
     assert {"loss", "accuracy", "val_loss", "val_accuracy", "val_translation_mm", "val_rotation_deg"} <= set(last)
     other = policy()
     changed = replace(SHORT, learning_rate=2e-3)
-    with pytest.raises(ActionPieceError, match="another run: config differ"):
+    with pytest.raises(ActionPieceError, match="another run: it has another config;"):
         train_policy(other, material(other, data), changed, folder=tmp_path / "run", resume=True)
     fewer = Material(material(other, data).validation, material(other, data).validation)
-    with pytest.raises(ActionPieceError, match="another run: examples differ"):
+    with pytest.raises(ActionPieceError, match="another run: it has another examples;"):
         train_policy(other, fewer, SHORT, folder=tmp_path / "run", resume=True)
     blocks = policy(block=2)
-    with pytest.raises(ActionPieceError, match="another run: policy differ"):
+    with pytest.raises(ActionPieceError, match="another run: it has another policy;"):
         train_policy(blocks, material(blocks, data), SHORT, folder=tmp_path / "run", resume=True)
-    with pytest.raises(ActionPieceError, match="another run: precision differ"):
+    with pytest.raises(ActionPieceError, match="another run: it has another precision;"):
         train_policy(other, material(other, data), SHORT, folder=tmp_path / "run", resume=True, precision="float32")
     with pytest.raises(ActionPieceError, match="no checkpoint"):
         train_policy(other, material(other, data), SHORT, folder=tmp_path / "none", resume=True)

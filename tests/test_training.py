@@ -241,7 +241,7 @@ def test_a_checkpoint_from_another_machine_is_known_by_its_data_but_for_rounding
         save_file(tensors, path, metadata={"step": step, "about": json.dumps(known | {"sum": known["sum"] * factor})})
 
     moved(1 + 1e-3)
-    with pytest.raises(ActionPieceError, match="sum differ"):
+    with pytest.raises(ActionPieceError, match="another sum;"):
         fit(config, tmp_path, resume=True)
     moved(1 + 1e-13)
     assert same(fit(config, tmp_path, resume=True), whole)
@@ -259,11 +259,11 @@ def test_a_checkpoint_whose_own_words_are_damaged_is_not_whole(tmp_path: Path) -
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     fit(tiny(), tmp_path)
-    with pytest.raises(ActionPieceError, match="seed differ"):
+    with pytest.raises(ActionPieceError, match="another seed;"):
         fit(tiny(), tmp_path, resume=True, seed=1)
-    with pytest.raises(ActionPieceError, match="config differ"):
+    with pytest.raises(ActionPieceError, match="another config;"):
         fit(tiny(steps=20), tmp_path, resume=True)
-    with pytest.raises(ActionPieceError, match="chunks, distance, sum differ"):
+    with pytest.raises(ActionPieceError, match="another chunks and distance and sum;"):
         ActionPieceTokenizer.fit(CHUNKS[:200], SPACE, tiny(), run=tmp_path, resume=True)
     with pytest.raises(ActionPieceError, match="no checkpoint"):
         fit(tiny(), tmp_path / "empty", resume=True)
@@ -289,7 +289,7 @@ OTHER_CODECS: list[dict[str, Any]] = [
 def test_a_checkpoint_of_another_codec_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
     """Also of one whose tensors have the same shapes, or shapes that could be spread over this one's."""
     fit(tiny(steps=3), tmp_path)
-    with pytest.raises(ActionPieceError, match=r"another|differ"):
+    with pytest.raises(ActionPieceError, match="it has another"):
         fit(tiny(other, steps=3), tmp_path, resume=True)
 
 
