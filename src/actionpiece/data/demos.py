@@ -290,13 +290,15 @@ class Demos:
             [rule.apply(len(episodes), where).of(episodes) for rule, episodes, where in self._rules(seed)]
         )
 
+    def describe_split(self, seed: int = 0) -> dict[str, Any]:
+        """By which seeds it is made and how many episodes each part has, or what the problem with it is."""
+        try:
+            return {"seeds": [rule.seed for rule, _, _ in self._rules(seed)], **self.split(seed).counts()}
+        except ActionPieceError as error:  # data that cannot be split can still be described
+            return {"problem": str(error)}
+
     def describe(self, seed: int = 0, tail: str = "drop") -> dict[str, Any]:
         """Plain facts to be written beside a result: what was read, how it was cut, and under which licence."""
-        split: dict[str, Any]
-        try:
-            split = {"seeds": [rule.seed for rule, _, _ in self._rules(seed)], **self.split(seed).counts()}
-        except ActionPieceError as error:  # data that cannot be split can still be described
-            split = {"problem": str(error)}
         space = self.known_space
         return {
             "name": self.name,
@@ -307,7 +309,7 @@ class Demos:
             "rate": self.rate,
             "episodes": len(self),
             "steps": int(self.lengths.sum()),
-            "split": split,
+            "split": self.describe_split(seed),
             "idle": "kept" if self.drop_idle is None else f"steps within {self.drop_idle:g} of rest left out",
             "tail": tail,
             "licence": self.licence,

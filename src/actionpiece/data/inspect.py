@@ -45,8 +45,7 @@ def info(demos: Demos) -> dict[str, Any]:
     total = int(lengths.sum())
     duplicates = int((lengths > 0).sum()) - len(seen)
     rows = columns.rows(space)
-    split = demos.describe()["split"]
-    split |= {"by_card": any(member.card.split is not None for member in demos.members)}
+    split = demos.describe_split() | {"by_card": any(member.card.split is not None for member in demos.members)}
     return {
         "name": demos.name,
         "generated": demos.generated,

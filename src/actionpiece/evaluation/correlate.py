@@ -269,7 +269,10 @@ def analyse(
         columns = (np.array([getattr(one, key) for one in mine], float) for key in ("mse", "prc", "success"))
         groups.append(Group(name, tuple(one.tokenizer for one in mine), *columns))
     if not any(group.unusable is None for group in groups):
-        why = "; ".join(f"{group.name}: {group.unusable}" for group in groups) or f"none has a column '{success}'"
+        why = (
+            "; ".join(f"{group.name}: {group.unusable}" for group in groups)
+            or f"none has a column '{success}' (compare --replay and rollout write one)"
+        )
         raise ActionPieceError(f"no group of {LEAST} or more tokenizers differs in error, PRC and {success} ({why})")
     result = correlate(groups, resamples=resamples, seed=seed)
     from actionpiece import __version__
