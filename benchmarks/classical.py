@@ -24,6 +24,7 @@ from actionpiece.evaluation.compare import compare
 from actionpiece.evaluation.contenders import Contender
 from actionpiece.evaluation.score import Protocol
 from actionpiece.files import write_json, writing
+from actionpiece.report.tables import perplexity_of
 
 DETERMINISTIC = ("binning", "spline")  # nothing in them is random: one seed says it all
 
@@ -54,7 +55,7 @@ COLUMNS = {
     "PRC@32": ("prc", 1, 4),
     "PRC across episodes": ("prc_across_episodes", 1, 4),
     "flips %": ("gripper_flips", 100, 3),
-    "perplexity": ("position_perplexity", 1, 0),
+    "perplexity": ("perplexity", 1, 0),
     "overlap %": ("overlap", 100, 1),
     "valid, 1 changed %": ("valid_changed", 100, 1),
     "valid, last dropped %": ("valid_dropped", 100, 1),
@@ -73,8 +74,7 @@ def cell(rows: list[dict[str, Any]], key: str, factor: float, digits: int) -> st
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One Markdown line per tokenizer, mean ± standard deviation over its seeds."""
-    # Where the number of tokens varies there are no positions: of all tokens together, then, as in reports.
-    rows = [row | {"position_perplexity": row["position_perplexity"] or row["perplexity"]} for row in rows]
+    rows = [row | {"perplexity": perplexity_of(row)} for row in rows]
     groups = [group["name"] for group in rows[0]["groups"] if group["kind"] != "gripper"]
     units = {group["name"]: group["unit"] for group in rows[0]["groups"]}
     heads = ["tokenizer", *COLUMNS, *(f"{name} RMSE {units[name]}" for name in groups)]

@@ -223,6 +223,10 @@ class TestBadInput:
             np.save(handle, np.ones((3, 7)))
         self.fails("single array", tmp_path / "a.npz")
 
+    def test_another_file_by_that_name(self, tmp_path):
+        (tmp_path / "a.npz").write_text("step,x,y\n0,1,2\n")
+        self.fails("a.npz is no npz file$", tmp_path / "a.npz")
+
     def test_pickled_objects(self, tmp_path):
         write(tmp_path / "a.npz", actions=np.array([{"evil": 1}], object))
         self.fails("actions is an array of Python objects, which is not read", tmp_path / "a.npz")

@@ -120,6 +120,7 @@ def test_labels_follow_the_columns_and_not_the_groups() -> None:
         ({"kind": "other", "columns": (0,), "form": "matrix"}, "only rotations have a form"),
         ({**ROTATION}, "rotation form must be one of"),
         ({**ROTATION, "form": "rpy"}, "rotation form must be one of"),
+        ({**ROTATION, "form": "axisangle", "unit": 0.5}, "rotation form must be one of"),
         ({**ROTATION, "form": "quaternion", "order": "wxyz"}, "quaternion needs 4 columns, not 3"),
         ({**ROTATION, "form": "euler", "unit": 1.0}, "Euler order must be three of"),
         ({**ROTATION, "form": "euler", "unit": 1.0, "order": "xYz"}, "Euler order must be three of"),
@@ -204,3 +205,9 @@ def test_resolve_knows_presets_joints_and_files_and_refuses_the_rest(tmp_path: P
         ActionSpace.preset("nope")
     with pytest.raises(ActionPieceError, match="does not exist"):
         ActionSpace.from_json(tmp_path / "missing.json")
+
+
+def test_a_key_that_a_group_has_not_is_named() -> None:
+    group = {"kind": "joints", "columns": [0], "units": 1.0, "delta": True}
+    with pytest.raises(ActionPieceError, match=r"action space 'mine': a group has no key 'units'; it may have .*unit"):
+        ActionSpace.from_dict({"name": "mine", "groups": [group]})

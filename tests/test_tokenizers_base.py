@@ -605,6 +605,12 @@ def test_a_path_that_is_no_tokenizer_is_named(tmp_path: Path, monkeypatch: pytes
         load("someone/tok")
 
 
+def test_a_hub_that_cannot_be_reached_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ActionPieceError, match=r"no folder someone/tok here, .* hub cannot be reached$"):
+        load("someone/tok")
+
+
 def test_a_hub_repository_is_loaded_from_what_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fitted("binning").save_pretrained(tmp_path / "snapshot")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folder))

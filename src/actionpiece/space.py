@@ -194,12 +194,12 @@ class ActionSpace:
             raise ActionPieceError("an action space is a JSON object with a list of groups")
         try:
             keys = {field.name for field in dataclasses.fields(Group)}
-            for group in value["groups"]:
-                for key in group.keys() - keys:
-                    raise ActionPieceError(
-                        f"action space '{value.get('name', '?')}': a group has no key '{key}'; it may have"
-                        f" {', '.join(sorted(keys))}"
-                    )
+            unknown = next((key for group in value["groups"] for key in group if key not in keys), None)
+            if unknown is not None:
+                raise ActionPieceError(
+                    f"action space '{value.get('name', '?')}': a group has no key '{unknown}'; it may have"
+                    f" {', '.join(sorted(keys))}"
+                )
             groups = tuple(Group(**{**group, "columns": tuple(group["columns"])}) for group in value["groups"])
             rest = {k: v for k, v in value.items() if k != "groups"}
             return cls(groups=groups, **rest)

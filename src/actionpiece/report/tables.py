@@ -175,7 +175,8 @@ def _of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
     return lambda row: None if row[key] is None else factor * row[key]
 
 
-def _perplexity(row: Row) -> float:
+def perplexity_of(row: Row) -> float:
+    """The mean over positions; of all tokens together where their number varies, so that there are no positions."""
     own: float | None = row["position_perplexity"]
     return row["perplexity"] if own is None else own
 
@@ -258,7 +259,7 @@ def _tokens() -> list[Column]:
     )
     return [
         Column(part, "codes used", "%", used, _of("codes_used", 100), "high", 1, page=False),
-        Column(part, "perplexity", "codes", perplexity, _perplexity, None, 1),
+        Column(part, "perplexity", "codes", perplexity, perplexity_of, None, 1),
         Column(part, "overlap", "%", overlap, _of("overlap", 100), "high", 1),
         Column(part, "valid, changed", "%", changed, _of("valid_changed", 100), "high", 1),
         Column(part, "valid, dropped", "%", dropped, _of("valid_dropped", 100), None, 1),
